@@ -448,6 +448,7 @@ REFUSED = {
     "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "mixes the batch"),
     "softmax over the batch": (mean_to(lambda m, x: m.fc(x).softmax(0)), r"\(softmax\) in forward \(.*\) works along"),
     "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*it combines samples of a batch"),
+    "distances of samples": (lambda m, x, y: torch.cdist(m.fc(x), m.fc(x)).mean(), "cdist.*such as negatives of"),
     "data-dependent branch": (
         mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x),
         r"cannot capture Ends.* \(in forward, .*test_capture.py, line \d+: .*else x.*choose by torch\.where or a mask",

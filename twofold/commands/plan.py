@@ -42,11 +42,12 @@ _TO_SIMULATE = 0.25
 _SHOWN = 5
 """Default number of listed plans."""
 
-_USUAL_LIMIT_S = 60.0
-"""Default time limit of a search by operators for large graphs."""
+_USUAL_LIMIT_S = {True: 60.0, False: 15.0}
+"""Whether a graph has few operators -> the default time limit of a search by operators: proving strategies can take
+hours, and what is found after seconds is seldom improved in a minute.
+"""
 
 _FEW_OPERATORS = 100
-"""Graphs with more operators get a default time limit, because proving their strategies can take hours."""
 
 _MOST_ROWS = 80
 """Longest table of operators that is printed without --explain."""
@@ -127,8 +128,8 @@ class PlanCommand:
         execution: graph (a step is one launch, if the device supports it; the default) or eager.
         fused: fuse runs of memory-bound instructions into single kernels; on by default.
         memory: memory limit per device, such as 25GB.
-        time_limit: seconds after which the search returns the best plan so far; 60 by default for graphs of over 100
-            operators that are searched operator by operator.
+        time_limit: seconds after which the search returns the best plan so far. By default none for transformers; 60
+            for other graphs, and 15 if they have over 100 operators.
     """
 
     model: Word
@@ -383,8 +384,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, c
     kind = operators.optimizer or "sgd"
     rate = operators.lr or (1e-3 if kind == "adamw" else 0.01)
     unless = None if widths == "any" else 1
-    is_usual_limit = options.time_limit is None and len(graph.operators) > _FEW_OPERATORS
-    limit_s = _USUAL_LIMIT_S if is_usual_limit else options.time_limit
+    usual_s = _USUAL_LIMIT_S[len(graph.operators) <= _FEW_OPERATORS]
+    limit_s = usual_s if options.time_limit is None else options.time_limit
     with console.doing("searching"):
         plans = search(
             graph, machine, num_devices=options.devices, method="operators", execution=execution,
@@ -407,8 +408,8 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, c
         console.print(f"{len(plans.best.graph.operators)} operators; --explain lists how they are split")
     if result.explain:
         console.print(plans.explain())
-    if is_usual_limit and not plans.complete:
-        console.print(f"stopped after {_USUAL_LIMIT_S:.0f} s; --time-limit sets how many seconds a search may take")
+    if options.time_limit is None and not plans.complete:
+        console.print(f"stopped after {usual_s:.0f} s; --time-limit sets how many seconds a search may take")
     console.print(f"\n{wrapped(plans.summary(), 100)}")
     console.print(f"saved {path}")
     predictions = [_prediction(plan) for plan in plans.plans]

@@ -77,7 +77,8 @@ def aten_operators(
         raise build.refused(
             node,
             "it combines samples of a batch, so micro-batches would change the result; work along other dims than "
-            "the batch",
+            "the batch, or pass what a sample is compared with as a separate input, such as negatives of [batch, "
+            "negatives, ...]",
         )
     wanted = {user.args[1] for user in node.users} if several else {-1}
     made: list[Value] = []
