@@ -210,6 +210,7 @@ def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
 
 def test_training_that_waits_for_the_disk_says_which_interval_is_enough(tmp_path, monkeypatch, capsys):
     write = Saver._write
+    monkeypatch.setattr("executor.train.checkpoints.checkpoint._WAITED_S", 0.1)
     monkeypatch.setattr(Saver, "_write", lambda saver, *asked: (time.sleep(0.3), write(saver, *asked)))
     trained(one_rank(optimizer=ADAMW), tmp_path, save=True)  # writes 2, 4 and 6, and 7 at the end
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "waited" in line]

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 import pytest
 from handmade import Price
@@ -13,6 +14,7 @@ import twofold as tf
 from costmodels import Machine
 from costmodels.machine.sections import Overlap
 from costmodels.price.instruction import price
+from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
@@ -267,3 +269,13 @@ def test_one_slow_rank_of_many():
     plan = tf.uniform_plan(model(16, 2), machine, dp=16, tp=4, pp=1, micro_batch=1)
     timeline = simulate(plan, machine, num_steps=1, what_if=WhatIf(slowdown={21: 1.1}), fold_ranks=True)
     assert sorted(timeline.represents.values()) == [1, 3, 15, 45]
+
+
+@pytest.mark.parametrize("fold_ranks", [True, False])
+def test_messages_that_int64_does_not_hold_are_refused(fold_ranks):
+    machine = Machine.load("h100-sxm-x8")
+    slow = msgspec.structs.replace(machine.collectives["all_reduce"], link_fraction=1e-16)
+    machine = msgspec.structs.replace(machine, collectives={**machine.collectives, "all_reduce": slow})
+    plan = tf.uniform_plan(model(8, 2), machine, dp=4, tp=2, pp=1, micro_batch=1)
+    with pytest.raises(TwofoldError, match="prices of a step add up to over"):
+        simulate(lower(plan), machine, with_memory=False, fold_ranks=fold_ranks)

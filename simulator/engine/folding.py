@@ -25,7 +25,7 @@ from plans.redistribution import Piece, TransferPieces
 from plans.timeline import Timeline
 from simulator.engine.classes import Pattern, classes_of
 from simulator.engine.exchange import Loads, Wires
-from simulator.engine.prices import CostOf, Priced
+from simulator.engine.prices import LONGEST_PS, CostOf, Priced, too_long
 
 __all__ = ["Folded", "fold"]
 
@@ -221,7 +221,9 @@ def _load(program: Program, patterns: Mapping[Hashable, Pattern], cost_of: CostO
             pattern = patterns[_key(instruction, group)]
             if pattern.instruction is not instruction:
                 continue
-            pattern.work_ps = wires.works_ps(instruction, pattern.members, cost_of(instruction, group).work_ps)
+            if (work_ps := cost_of(instruction, group).work_ps) > LONGEST_PS:
+                raise too_long()
+            pattern.work_ps = wires.works_ps(instruction, pattern.members, work_ps)
             if pattern.is_transfer:
                 pattern.work_ps[pattern.members[:, 0] == pattern.members[:, 1]] = 0
             pattern.loads = wires.loads(instruction, pattern.members, pattern.work_ps)

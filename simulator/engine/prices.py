@@ -21,7 +21,7 @@ from plans.errors import TwofoldError
 from plans.program import GroupProgram, Instruction, Kind
 from simulator.engine.order import Order
 
-__all__ = ["LONGEST_PS", "CostOf", "PriceTable", "Priced"]
+__all__ = ["LONGEST_PS", "CostOf", "PriceTable", "Priced", "too_long"]
 
 LONGEST_PS = 2**61
 """A step may not last longer (26 days): int64 has room for the steps after it."""
@@ -64,7 +64,7 @@ class PriceTable:
 
     def __init__(self, order: Order, columns: _Ints) -> None:
         if columns.sum(dtype=np.float64) > LONGEST_PS:
-            raise _too_long()
+            raise too_long()
         self.order = order
         self.dispatch_ps, self.work_ps, self.cpu_ps = columns.tolist()
         self._dispatch, self._work, _ = columns
@@ -95,7 +95,7 @@ class PriceTable:
                 known[id(instruction)] = _price(cost, instruction, id_)
             rows.append(known[id(instruction)])
         if max(map(sum, rows), default=0) > LONGEST_PS:
-            raise _too_long()
+            raise too_long()
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T[:, order.line]
         columns[0, :1] += launch_ps
         return cls(order, columns)
@@ -108,7 +108,7 @@ class PriceTable:
         factors = (factor, np.where(computes[self.order.line], factor, 1.0), factor)
         columns = np.rint(np.array([self.dispatch_ps, self.work_ps, self.cpu_ps], dtype=np.float64) * factors)
         if columns.sum() > LONGEST_PS:
-            raise _too_long()
+            raise too_long()
         return PriceTable(self.order, columns.astype(np.int64))
 
     def marks(self, run: int) -> list[int]:
@@ -171,7 +171,8 @@ class PriceTable:
         return highest
 
 
-def _too_long() -> TwofoldError:
+def too_long() -> TwofoldError:
+    """The refusal of prices above `LONGEST_PS`."""
     return TwofoldError(f"the prices of a step add up to over {LONGEST_PS / 1e12:.3g} s; check the machine")
 
 

@@ -52,8 +52,8 @@ from plans.step_check import Held
 
 __all__ = ["Saver", "restore"]
 
-_WAITED = 0.03
-"""Of the time from one checkpoint to the next, above which the user is told."""
+_WAITED, _WAITED_S = 0.03, 1.0
+"""Of the time from one checkpoint to the next, and the seconds, above which the user is told."""
 
 
 class Saver:
@@ -122,7 +122,7 @@ class Saver:
         if not self._advises or self._begun_s is None or done % self._asked.every:
             return
         trained_s, waited_s = due_s - self._begun_s, time.monotonic() - due_s
-        if waited_s > _WAITED * trained_s:
+        if waited_s > max(_WAITED_S, _WAITED * trained_s):
             self._advises = False
             enough = math.ceil(self._asked.every * (trained_s + waited_s) / trained_s)
             print(
