@@ -8,20 +8,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from costmodels.fit.curves import kernel_bandwidths, message_bandwidths, moved_bytes, product_rates
-from costmodels.fit.forms import crowding, fit_overlap, worked_s
+from costmodels.fit.forms import crowding, fit_collective, fit_compute, fit_overlap, worked_s
 from costmodels.fit.kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit.links import communication_s, fit_links, fit_overlaps
 from costmodels.fit.matrix import density_weights, fit_clock, fit_dtypes, fit_matrix, fit_step_clock
 from costmodels.fit.points import Point, held_out
+from costmodels.fit.power import fit_power, mixtures
 from costmodels.fit.predict import predict_points, scoreboard
 from costmodels.fit.probe import fit_probe, fit_processor
 from costmodels.fit.transfer_calibration import carried
 from costmodels.interval import price_interval
 from costmodels.machine.catalogue import CitedProduct
+from costmodels.machine.links import Link
+from costmodels.machine.machine import Machine
 from costmodels.price.compute import Compute
+from costmodels.price.executor_kernels import fit_rules
+from costmodels.price.size_table import fit_size_table, knot_shapes
+from plans.errors import TwofoldError
 from tests.made_up import device, machines
 
 Row = tuple[str, Iterable[float]]
@@ -223,8 +230,117 @@ def _carried() -> Iterator[Row]:
                      *_numbers(found.price_intervals)]  # fmt: skip
 
 
+def _processors() -> Iterator[Row]:
+    """Hosts that compute, and what their messages take of them; a wire; sharing of cores."""
+    dispatch_s = {"matrix": 3e-6, "memory": 1e-6}
+
+    def taken_s(m: int, n: int, k: int) -> float:
+        traffic_s = 4 * (m * k + n * k + m * n) / 5e10
+        return 3e-6 + math.hypot(2 * m * n * k / 8e10 * (1 + 4 / m) * (1 + 6 / k), traffic_s)
+
+    points = [
+        Point(kind="matrix", call="linear", shape=(m, n, k), seconds=taken_s(m, n, k))
+        for m in (2, 8, 32, 128) for n, k in ((512, 784), (512, 8), (1024, 1024))
+    ]  # fmt: skip
+    points += [
+        Point(kind="memory", call="relu", size_bytes=size, seconds=1e-6 + size / 5e10) for size in (10**4, 10**6, 10**7)
+    ]
+    points = _measured(points, lambda point: point.seconds)
+    for peaks in ({}, {"peak_flops_per_s": 1e11, "peak_memory_Bps": 1e11}):
+        for is_async in (False, True):
+            compute, *errors = fit_compute(points, dispatch_s=dispatch_s, host_async=is_async, **peaks)
+            yield f"compute, {is_async}, {len(peaks)}", [*_numbers(compute), *_numbers(errors)]
+    wire = Link(name="wire", ranks=8, latency_s=1e-6, bandwidth_Bps=4e11)
+    for call, library, cores in (("all_gather", "nccl", None), ("all_reduce", "gloo", 2), ("transfer", "gloo", 2)):
+        messages = [
+            Point(kind="transfer" if call == "transfer" else "collective", call=call, size_bytes=size, ranks=ranks,
+                  active_ranks=ranks, seconds=3e-4 + ranks * 1e-4 + size / 2e10,
+                  cpu_s=1e-4 + ranks * 1e-4 + size / 1.5e9)
+            for ranks in ((2,) if call == "transfer" else (2, 4, 8)) for size in (64, 4096, 2**16, 2**20, 2**24)
+        ]  # fmt: skip
+        measured = _measured(messages, lambda point: point.seconds)
+        found, errors = fit_collective(measured, link=wire, library=library, dispatch_s=4e-5, cores=cores)
+        yield f"{call} of {library}", [*_numbers(found), *_numbers(errors)]
+
+
+def _power() -> Iterator[Row]:
+    """Mixtures of kernels at a power limit and below it."""
+    powers_W = {"matrix": 900.0, "attention": 1000.0, "memory": 400.0, "norm": 450.0, "update": 350.0}
+    points = []
+    for at, name in enumerate(
+        (
+            "matrix",
+            "attention",
+            "memory",
+            "norm",
+            "update",
+            "matrix memory",
+            "matrix norm",
+            "matrix attention",
+            "matrix update",
+        )
+    ):
+        kinds = name.split()
+        share = 1 / len(kinds)
+        clock = 1900.0 if "matrix" not in kinds else 1500.0 + 40 * at
+        figures = dict[str, float]()
+        for kind in kinds:
+            seconds = 1e-3 * 1900 / (clock if kind == "matrix" else 1900 + 2 * at)
+            figures |= {f"{kind}_share": share, f"{kind}_flops": 7e11, f"{kind}_s": seconds}
+        drawn_W = 120 + sum(share * powers_W[kind] for kind in kinds) * (clock / 1900)
+        points += [
+            Point(kind="clock", call="mixture", dtype="bfloat16", options={"mixture": name, "window": window},
+                  seconds=1.0, clock_MHz=clock + window, power_W=min(690.0, drawn_W), figures=figures)
+            for window in range(8)
+        ]  # fmt: skip
+    compute = _plain()
+    others = [replace(point, power_W=250.0, options={}) for point in _messages("all_reduce")]
+    yield "power", _numbers(fit_power(points, others, compute).power)
+    yield "mixtures", _numbers(mixtures(points, compute))
+
+
+def _rules() -> Iterator[Row]:
+    """Single instructions, and factors of products on a grid of sizes."""
+    compute = _plain()
+    points = [
+        Point(kind="rule", call=call, shape=(size // 64, 32), size_bytes=size, dtype="bfloat16", stack="twofold",
+              options={"class": "memory", "inputs": inputs}, held_out=size == 2**24,
+              seconds=(kernels * compute.kernel_s + passes * size / compute.memory_Bps))
+        for call, kernels, passes, inputs in (
+            ("rope.forward", 12.0, 9.0, "8;8"), ("mul.grad0", 1.0, 1.5, "8"), ("sum", 2.0, 2.0, "8;8;8"),
+        ) for size in (2**12, 2**16, 2**20, 2**24, 2**28)
+    ]  # fmt: skip
+    points = _measured(points, lambda point: point.seconds)
+    points.append(
+        Point(kind="dispatch", call="rope.forward", stack="twofold", options={"class": "memory"}, seconds=7e-5)
+    )
+    found = fit_rules(points, compute)
+    yield "rules", [*_numbers(found.rules), *_numbers(found.fitted), *_numbers(found.held_out)]
+    shapes = np.array([point.shape for point in _products()], dtype=float)
+    errors = np.array([math.log(_wrong(at)) for at in range(len(shapes))])
+    table = fit_size_table(shapes, errors, 1.5, np.prod(knot_shapes(), axis=1) / 1e14 + 1e-6)
+    yield "sizes", [*table.factors, *(table.factor(*map(int, shape)) for shape in shapes)]
+
+
+def _catalogue() -> Iterator[Row]:
+    """Machines of a device: parts of a node, nodes, pods."""
+    own = device()
+    near = own.node[0]
+    pod = replace(near, name="pod", ranks=32, bandwidth_Bps=1e11)
+    tiers = replace(own, node=(replace(near, ranks=2), replace(near, ranks=4, bandwidth_Bps=2e11)), pod=pod)
+    for name, known in (("node", own), ("tiers", tiers)):
+        for number in (1, 2, 3, 4, 8, 16, 24, 32, 64):
+            try:
+                machine = Machine(**known.fields(number))
+            except TwofoldError:
+                continue
+            yield f"{name}, {number}", [machine.room_bytes, machine.free_bytes, machine.devices_per_node,
+                                        *(figure for link in machine.links for figure in _numbers(link))]  # fmt: skip
+
+
 CASES: Mapping[str, Callable[[], Iterator[Row]]] = {
     "fits of kernels": _kernel_fits, "fits of links": _link_fits, "predicted points": _predictions_of_points,
-    "probes": _probes, "carried devices": _carried,
+    "probes": _probes, "carried devices": _carried, "fits of processors": _processors, "fits of power": _power,
+    "rules and sizes": _rules, "machines of a device": _catalogue,
 }  # fmt: skip
 """Name -> what computes the rows of numbers."""

@@ -12,6 +12,7 @@ from costmodels import Machine, executing
 from costmodels.price.clock import at_clock
 from costmodels.price.group import axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_transfer
+from costmodels.utilization import forward_products, mfu, model_flops
 from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
@@ -26,19 +27,23 @@ from plans.timeline import Timeline
 from simulator import WhatIf, composition, simulate
 from simulator.engine.link_change import LinkChange
 from simulator.estimate import estimate
+from simulator.estimate.grid import estimate_grid
+from simulator.estimate.memory import memory_interval
 from simulator.forecast import Forecast, forecast
+from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
 from simulator.predict import Outcome, outcome
 from simulator.stacks.names import stack_named, stack_names
 from simulator.study.configured import Configured
 from simulator.study.goodput import Checkpoints, Failures, sampled_goodput
 from simulator.study.jobs import Job, simulate_jobs
+from simulator.study.point import figures_of_point
 from simulator.study.sensitivity import sensitivity
 from simulator.timeline.analysis import time_by_call_s
 from simulator.timeline.critical_path import critical_path
 from simulator.timeline.live import live_by_role, worst_ranks
 from simulator.timeline.messages import messages_of_operators
 from simulator.timeline.peak import memory_peak
-from tests.made_up import machines, models
+from tests.made_up import MACHINE, machines, models
 
 Row = tuple[str, Iterable[float]]
 
@@ -303,6 +308,61 @@ def _questions() -> Iterator[Row]:
         yield f"job {number} of two", _predicted(timeline)
 
 
+def _composed() -> Iterator[Row]:
+    """Experts over ranks that split samples, sharding within groups, grids, utilization, intervals of memory."""
+    known, given = machines(), models()
+    megatron, torch = stack_named("megatron"), stack_named("torchtitan")
+    optimizer = Optimizer(**_ADAMW, parallel_level=1, master_dtype="float32")
+    split = Degrees(dp=2, cp=2, tp=2, global_batch=8, optimizer=optimizer, sequence_parallel=True)
+    for whole in (False, True):
+        found = folded_mixture_forecast(given["experts"], split, known["nodes"], megatron, 8, whole_experts=whole)
+        yield f"folded, {whole}", [*_predicted(found), *_by_name(found.memory)]
+    for every in ("micro_batch", "step"):
+        sharded = Optimizer(**_ADAMW, parallel_level=3, reduce_every=every)
+        degrees = Degrees(dp=16, global_batch=32, optimizer=sharded)
+        yield f"hybrid, {every}", _predicted(hybrid_forecast(given["large"], degrees, known["nodes"], torch, 4))
+    for name in ("twofold", "torchtitan", "megatron-2022"):
+        spreads = [
+            Degrees(dp=16 // (tp * pp), tp=tp, pp=pp, global_batch=32, schedule=schedule, optimizer=optimizer)
+            for tp in (1, 2) for pp in (2, 4) for schedule in ("1f1b", "gpipe")
+        ]  # fmt: skip
+        found = estimate_grid(given["llama"], spreads, known["nodes"], stack=stack_named(name))
+        yield f"grid of {name}", [number for each in found for number in _predicted(each)]
+    for name, config in given.items():
+        stack = stack_named("torch")
+        yield f"{name}: utilization, memory", [
+            *_by_name(forward_products(config)), model_flops(config, 3), *stack.unknown_bytes(config, split),
+            mfu(config, known["nodes"], sequences=3, num_devices=2, step_s=0.5),
+        ]  # fmt: skip
+    memory = {"weight": 100, "activation": 70}
+    yield "interval of memory", [
+        *memory_interval(memory), *memory_interval(memory, unknown_bytes=(20, 40), reserved=True),
+    ]  # fmt: skip
+
+
+_POINTS: Mapping[str, dict[str, Any]] = {
+    "devices": {"devices": 8, "tp": 2},
+    "precision": {"tp": 4, "precision": "float16", "mixed_precision": False, "seq": 1024},
+    "stack": {"dp": 8, "stack": "torchtitan", "zero": 3},
+    "factors": {"tp": 8, "bandwidth": 0.5, "latency": 2.0, "compute": 1.5, "execution": "eager"},
+    "tier": {"dp": 4, "tp": 4, "bandwidth.NVLink": 0.5, "latency.NVLink": 3.0},
+    "slow": {"pp": 4, "dp": 2, "slow": "1=1.2 stage2=1.1"},
+    "failures": {"dp": 8, "mtbf_hours.device": 1000.0, "mtbf_hours.network": 500.0, "restart_s": 120.0,
+                 "checkpoint_every": 100, "price_per_device_hour": 2.5},
+    "spares": {"dp": 8, "mtbf_hours": 100.0, "spares": 2, "repair_hours": 24.0, "checkpoint_minutes": 10.0,
+               "checkpoint_GBps": 2.0, "checkpoint_async": True, "restart_s": 60.0},
+}  # fmt: skip
+
+
+def _points() -> Iterator[Row]:
+    """Points of studies."""
+    base = {"model": "llama-3-8b", "layers": 4, "seq": 512, "machine": str(MACHINE), "global_batch": 16}
+    for name, settings in _POINTS.items():
+        figures = figures_of_point(base | settings)
+        assert "refused" not in figures, f"{name}: {figures['refused']}"
+        yield name, [float(value) for _, value in sorted(figures.items()) if isinstance(value, float | int)]
+
+
 def _devices(change: Mapping[str, Any]) -> dict[str, Any]:
     return {"devices": {rank: machines()[kind] for rank, kind in change.get("devices", {}).items()}}
 
@@ -318,5 +378,7 @@ CASES: Mapping[str, Callable[[], Iterator[Row]]] = {
     **{f"timeline of {name}": partial(_timelines, name) for name in _STEPS},
     **{f"changes on {kind}": partial(_changes, kind) for kind in ("nodes", "a card of four", "leaves")},
     "questions": _questions,
+    "composed predictions": _composed,
+    "points of studies": _points,
 }
 """Name -> what computes the rows of numbers."""

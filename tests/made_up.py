@@ -20,11 +20,13 @@ from costmodels.machine.machine import Collective
 from costmodels.machine.topologies import dragonfly, leaf_spine, torus
 from plans.model.transformer import Experts, Latent, TransformerConfig
 
+MACHINE = Path(__file__).parent / "data" / "made_up_machine.json"
+
 
 @cache
 def machines() -> Mapping[str, Machine]:
     """16 devices each, by the kind of their links or hosts."""
-    nodes = Machine.load(Path(__file__).parent / "data" / "made_up_machine.json")
+    nodes = Machine.load(MACHINE)
     near, far = nodes.links
     card = Link(name="card", ranks=16, latency_s=2e-6, bandwidth_Bps=4e10, uplink_Bps=5e10, reached_fraction=0.9)
     pairs = (replace(near, ranks=2), replace(near, ranks=8, bandwidth_Bps=1e11, uplink_Bps=6e10), far)
