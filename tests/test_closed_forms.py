@@ -172,3 +172,6 @@ def test_pipelines_that_another_one_dominates_are_left_out():
     stride_dp, stride_pp = degrees.strides[2:]
     slow = {0: 1.2, stride_dp: 1.2, stride_dp + stride_pp: 1.1, 2 * stride_dp + stride_pp: 1.3}
     assert slow_pipelines(degrees, slow) == ({0: 1.2, 1: 1.1}, {1: 1.3})
+    for level, found in ((3, ({0: 1.2, 1: 1.3},)), (2, ({0: 1.2, 1: 1.1}, {1: 1.3}))):  # at level 3 all blocks meet
+        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=level, reduce_every="step")
+        assert slow_pipelines(replace(degrees, optimizer=optimizer), slow) == found

@@ -289,3 +289,9 @@ def test_products_of_another_chip_run_at_the_clock_that_its_power_leaves(name, i
     drawn_W = power.matrix_W * 2250 / 989 * source.compute.matrix_efficiency * clock**power.exponent
     assert drawn_W + power.idle_W * 148 / 132 == pytest.approx(1000)
     assert carried(bare, load_device("h100-sxm"), date="").compute.sustained_clock == 1.0  # its power is not measured
+
+
+def test_the_number_of_devices_has_at_most_seven_digits():
+    assert Machine.load("h100-sxm-x8000000").num_devices == 8_000_000
+    with pytest.raises(TwofoldError, match="more than 9,999,999 devices"):
+        Machine.load("h100-sxm-x80000000")

@@ -217,7 +217,7 @@ class Exchange:
         self._shared = shared
         self._tails: dict[int, Communication] = {}
         self._meetings: dict[tuple[int, int], Rendezvous] = {}
-        self._arrivals: dict[int, int] = {}
+        self._arrivals: dict[tuple[int, bool], int] = {}
 
     def post(self, issued: Communication, posted: int) -> None:
         """A rank issues its part at the time `posted` (now or later)."""
@@ -242,7 +242,7 @@ class Exchange:
             if arrived.pending == 0:
                 self._over(arrived, arriving)
             for meeting in begun:
-                meeting.work_ps = max([communication.work_ps for communication in meeting.present], default=0)
+                meeting.work_ps = max([communication.work_ps for communication in meeting.present])
                 if meeting.is_local:
                     self._end(meeting, meeting.start, arriving)
                 elif self._shared is not None:
@@ -259,7 +259,7 @@ class Exchange:
         for key, members in zip(peers.keys, peers.members, strict=True):
             count = arrived.step
             if peers.is_transfer:  # the k-th SEND of a pair meets its k-th RECV
-                side = 2 * key + peers.is_send
+                side = key, peers.is_send
                 count = self._arrivals.get(side, 0)
                 self._arrivals[side] = count + 1
             meeting = self._meetings.get((key, count))
