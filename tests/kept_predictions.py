@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,10 +29,10 @@ from simulator import WhatIf, composition, simulate
 from simulator.engine.link_change import LinkChange
 from simulator.estimate import estimate
 from simulator.estimate.grid import estimate_grid
-from simulator.estimate.memory import memory_interval
 from simulator.forecast import Forecast, forecast
 from simulator.forecast.composed import folded_mixture_forecast, hybrid_forecast
 from simulator.predict import Outcome, outcome
+from simulator.stacks import Stack
 from simulator.stacks.names import stack_named, stack_names
 from simulator.study.configured import Configured
 from simulator.study.goodput import Checkpoints, Failures, sampled_goodput
@@ -160,8 +161,18 @@ def _case(name: str) -> tuple[TransformerConfig, Degrees, Machine]:
 
 
 def _predicted(found: Forecast | Outcome | Timeline) -> list[float]:
-    return [found.step_s, found.low_s or 0.0, found.high_s or 0.0, found.peak_bytes, found.bubble_fraction,
-            found.exposed_comm_s, found.host_wait_s]  # fmt: skip
+    return [*_in_the_middle(found), found.low_s or 0.0, found.high_s or 0.0]
+
+
+def _in_the_middle(found: Forecast | Outcome | Timeline) -> list[float]:
+    """Without the interval, whose width for other software is of all hosts that were ever measured."""
+    return [found.step_s, found.peak_bytes, found.bubble_fraction, found.exposed_comm_s, found.host_wait_s]
+
+
+def _stack(name: str) -> Stack:
+    """Software on a host whose times stay the same when others are measured."""
+    stack = stack_named(name)
+    return dataclasses.replace(stack, host="third") if stack.host else stack
 
 
 def _by_name(sizes: Mapping[Any, float]) -> list[float]:
@@ -182,8 +193,8 @@ def _estimates(name: str) -> Iterator[Row]:
     config, degrees, machine = _case(name)
     for stack in stack_names()[[*_STEPS].index(name) % 5 :: 5]:
         try:
-            found = estimate(config, degrees, machine, stack=stack_named(stack))
-            yield stack, [*_predicted(found), *_by_name(found.memory)]
+            found = estimate(config, degrees, machine, stack=_stack(stack))
+            yield stack, [*_in_the_middle(found), *_by_name(found.memory)]
         except TwofoldError:
             yield f"{stack}, refused", []
 
@@ -206,14 +217,15 @@ def _drawn(number: int) -> Iterator[Row]:
             "recompute": draw.choice(RECOMPUTE_MODES), "recompute_layers": draw.choice((None, 1)),
             "fused": draw.random() < 0.5, "receives": draw.choice(("ahead", "needed")),
         }  # fmt: skip
-        stacks = [stack_named("twofold"), *(stack_named(stack) for stack in draw.sample(stack_names(), 6))]
+        stacks = [_stack("twofold"), *(_stack(stack) for stack in draw.sample(stack_names(), 6))]
         for stack in stacks:
             try:
                 degrees = Degrees(global_batch=8, optimizer=optimizer, **wanted)
                 found = forecast(config, degrees, machine, stack=stack)
             except TwofoldError:
                 continue
-            yield f"{attempt}, {stack.name}", [*_predicted(found), *_by_name(found.memory)]
+            own = _predicted(found) if stack.runs_programs else _in_the_middle(found)
+            yield f"{attempt}, {stack.name}", [*own, *_by_name(found.memory)]
 
 
 def _timelines(name: str) -> Iterator[Row]:
@@ -309,41 +321,37 @@ def _questions() -> Iterator[Row]:
 
 
 def _composed() -> Iterator[Row]:
-    """Experts over ranks that split samples, sharding within groups, grids, utilization, intervals of memory."""
+    """Experts over ranks that split samples, sharding within groups, grids, utilization."""
     known, given = machines(), models()
-    megatron, torch = stack_named("megatron"), stack_named("torchtitan")
+    megatron, torch = _stack("megatron"), _stack("torchtitan")
     optimizer = Optimizer(**_ADAMW, parallel_level=1, master_dtype="float32")
     split = Degrees(dp=2, cp=2, tp=2, global_batch=8, optimizer=optimizer, sequence_parallel=True)
     for whole in (False, True):
         found = folded_mixture_forecast(given["experts"], split, known["nodes"], megatron, 8, whole_experts=whole)
-        yield f"folded, {whole}", [*_predicted(found), *_by_name(found.memory)]
+        yield f"folded, {whole}", [*_in_the_middle(found), *_by_name(found.memory)]
     for every in ("micro_batch", "step"):
         sharded = Optimizer(**_ADAMW, parallel_level=3, reduce_every=every)
         degrees = Degrees(dp=16, global_batch=32, optimizer=sharded)
-        yield f"hybrid, {every}", _predicted(hybrid_forecast(given["large"], degrees, known["nodes"], torch, 4))
+        yield f"hybrid, {every}", _in_the_middle(hybrid_forecast(given["large"], degrees, known["nodes"], torch, 4))
     for name in ("twofold", "torchtitan", "megatron-2022"):
         spreads = [
             Degrees(dp=16 // (tp * pp), tp=tp, pp=pp, global_batch=32, schedule=schedule, optimizer=optimizer)
             for tp in (1, 2) for pp in (2, 4) for schedule in ("1f1b", "gpipe")
         ]  # fmt: skip
-        found = estimate_grid(given["llama"], spreads, known["nodes"], stack=stack_named(name))
-        yield f"grid of {name}", [number for each in found for number in _predicted(each)]
+        found = estimate_grid(given["llama"], spreads, known["nodes"], stack=_stack(name))
+        yield f"grid of {name}", [number for each in found for number in _in_the_middle(each)]
     for name, config in given.items():
         stack = stack_named("torch")
-        yield f"{name}: utilization, memory", [
+        yield f"{name}: utilization", [
             *_by_name(forward_products(config)), model_flops(config, 3), *stack.unknown_bytes(config, split),
             mfu(config, known["nodes"], sequences=3, num_devices=2, step_s=0.5),
         ]  # fmt: skip
-    memory = {"weight": 100, "activation": 70}
-    yield "interval of memory", [
-        *memory_interval(memory), *memory_interval(memory, unknown_bytes=(20, 40), reserved=True),
-    ]  # fmt: skip
 
 
 _POINTS: Mapping[str, dict[str, Any]] = {
     "devices": {"devices": 8, "tp": 2},
     "precision": {"tp": 4, "precision": "float16", "mixed_precision": False, "seq": 1024},
-    "stack": {"dp": 8, "stack": "torchtitan", "zero": 3},
+    "zero": {"dp": 8, "zero": 3},
     "factors": {"tp": 8, "bandwidth": 0.5, "latency": 2.0, "compute": 1.5, "execution": "eager"},
     "tier": {"dp": 4, "tp": 4, "bandwidth.NVLink": 0.5, "latency.NVLink": 3.0},
     "slow": {"pp": 4, "dp": 2, "slow": "1=1.2 stage2=1.1"},
