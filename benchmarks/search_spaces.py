@@ -173,7 +173,7 @@ def problem(seed: int, most: int) -> Problem:
 
 
 def compared(seed: int, most: int = 3000) -> dict[str, Any]:
-    """What the search and the loops find for one problem.
+    """The results of the search and of the loops for one problem.
 
     `above` is the step of the search over the least of the loops, less 1.
     """

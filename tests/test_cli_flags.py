@@ -8,7 +8,7 @@ from twofold.cli import commands
 from twofold.option_list import options_of
 
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
-_DEGREES += "bucket-bytes interleave overlap-pairs receives"
+_DEGREES += "bucket-bytes interleave overlap-pairs receives precision"
 _FACTORS = "bandwidth latency compute memory dispatch"
 _NODES = "nodes node master port"
 _LAUNCH = f"steps data emulate dilate out log-dir seed execution fused profile timeout {_NODES}"

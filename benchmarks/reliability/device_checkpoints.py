@@ -142,7 +142,7 @@ def cost(folder: Path, ranks: int, batch: int, device: Device, *, smoke: bool) -
 
 
 def _run(folder: Path, plan: Plan, device: Device, every: int) -> dict[str, Any]:
-    """Train with a checkpoint every so many steps; what it took."""
+    """Train with a checkpoint at each interval of steps; returns what it took."""
     path, steps = save_plan(plan, folder / "plan.json"), INTERVALS * every
     (folder / "weights.py").write_text(_WEIGHTS.format(plan=path))
     lines = f"model = '{folder}/weights.py:build'\nprint_every = {steps}\ndevice = '{device.kind}'\n"

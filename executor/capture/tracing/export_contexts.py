@@ -83,7 +83,7 @@ def data_without_gradient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_if_not_exported() -> Iterator[None]:
-    """A forward that asks whether it is compiled or exported is told that it is not: some then leave something out,
+    """A forward that asks whether it is compiled or exported gets the answer no: some otherwise leave something out,
     such as LongT5 its mask.
     """
     with (

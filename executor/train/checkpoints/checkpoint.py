@@ -53,7 +53,7 @@ from plans.step_check import Held
 __all__ = ["Saver", "restore"]
 
 _WAITED, _WAITED_S = 0.03, 1.0
-"""Of the time from one checkpoint to the next, and the seconds, above which the user is told."""
+"""Of the time from one checkpoint to the next, and the seconds, above which a line says so."""
 
 
 class Saver:
