@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.again is not None:
         content = json.loads(options.again.read_bytes())
         rows = [*content["rows"], *content.get("printed_rows", ())]
-        told = predictions((case_named(row["case"]) for row in rows), options.device)
+        told = predictions((case_named(row["case"]) for row in rows), options.device, options.host)
         print(scores_text(scores([{**row, "predicted": told[row["case"]]} for row in rows])))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
@@ -101,6 +101,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--predict", action="store_true", help="write predictions only")
     parser.add_argument("--device", default="h200", help="of the catalogue, that steps are predicted for")
     parser.add_argument("--again", type=Path, help="score forecasts made today of the rows of such a file")
+    parser.add_argument("--host", default="median", help="with --again: file of the host that ran the peer's side")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     options.compile = options.compile or ("none" if options.smoke else "chosen")

@@ -33,7 +33,7 @@ PEER_STACKS = {
 """Side of the peer -> the software stack that forecasts it."""
 
 
-def predictions(cases: Iterable[Case], device: str = "h200") -> dict[str, dict[str, Any]]:
+def predictions(cases: Iterable[Case], device: str = "h200", host: str = "median") -> dict[str, dict[str, Any]]:
     """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
 
     Sides are the executions of the executor ("eager", "graph", "apart"), "torch" and "compiled".
@@ -41,11 +41,12 @@ def predictions(cases: Iterable[Case], device: str = "h200") -> dict[str, dict[s
     Args:
         cases: to predict.
         device: of the catalogue.
+        host: whose times the peer's blocks take, as in `costmodels.price.torch_hosts.host_s`.
     """
-    return {case.name: _of(case, device) for case in cases}
+    return {case.name: _of(case, device, host) for case in cases}
 
 
-def _of(case: Case, device: str) -> dict[str, Any]:
+def _of(case: Case, device: str, host: str) -> dict[str, Any]:
     plan, machine = case.plan(), case.machine(device)
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
     for execution in EXECUTIONS if not case.products else ():
@@ -58,7 +59,7 @@ def _of(case: Case, device: str) -> dict[str, Any]:
     for side in ("torch", "compiled") if case.parts == "torch" else (case.parts,):
         if lacks(case):
             continue
-        stack = PEER_STACKS[side]
+        stack = replace(PEER_STACKS[side], host=host)
         stack = replace(stack, products=case.products, narrows=True) if case.products else stack
         try:
             told = forecast(case.config, case.degrees_value(), machine, stack=stack)

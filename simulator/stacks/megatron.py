@@ -37,6 +37,11 @@ _PRODUCT_HOST_S = 11e-6
 _MESSAGE_HOST_S = 30e-6
 """Host time of a collective in eager torch (kind collective, small messages back to back)."""
 
+_SPLIT_HOST = {False: (0.0, 0.6), True: (0.2, 1.1)}
+"""Whether along the sequence too -> the host time that tensor parallelism adds to a layer, forward and backward, over
+that of plain torch modules: layers of Megatron-Core that two ranks split, with their gradients' hooks, less those of
+one rank (benchmarks/results/megatron_host_h200*.json, medians of four runs). Assumed of older releases."""
+
 
 FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
 """Megatron-LM until 2023, on every stage and chunk before a forward. Two messages: the sizes of the batch and the batch
@@ -152,11 +157,13 @@ class Megatron(Stack):
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
-        """Two messages each way with tensor parallelism."""
+        """Measured on tiny layers; more where ranks split them."""
         if self.sinks_graph:
             return 0.0
-        messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
-        forward, backward = (own + messages for own in self._layer_host_s())
+        forward, backward = self._layer_host_s()
+        if degrees.tp > 1:
+            plain_s, more = host_s(self.host, "plain"), _SPLIT_HOST[bool(degrees.sequence_parallel)]
+            forward, backward = forward + more[0] * plain_s[0], backward + more[1] * plain_s[1]
         if part == "F":
             return forward
         if part == "W":
@@ -166,7 +173,7 @@ class Megatron(Stack):
         return backward + (forward if degrees.recompute == "full" else 0.0)
 
     def _layer_host_s(self) -> tuple[float, float]:
-        """A layer's forward and backward without messages."""
+        """The forward and backward of a layer that is not split."""
         forward, backward = host_s(self.host, "plain")
         return forward * self.host_factors[0], backward * self.host_factors[1]
 
