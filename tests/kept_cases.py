@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from plans.degrees import Degrees
+from benchmarks.redistribution_cases import random_case
+from plans.degrees import Degrees, describe
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -18,13 +21,22 @@ from plans.lower.symbolic import model_sizes, model_template
 from plans.model.graph import Graph
 from plans.model.transformer import TransformerConfig, model_names, named_config, transformer
 from plans.model.transformer.config import Experts, Latent, Rope, Scales
+from plans.model.transformer.families import FAMILIES, NESTED
+from plans.model.transformer.huggingface import reading_of
+from plans.operators import OperatorSpec
 from plans.optimizer import Optimizer, ParameterGroup
 from plans.plan import Plan
 from plans.program import Kind, Program
+from plans.redistribution import max_received_bytes, redistribute
 from plans.schedules import make_schedule, schedule_names
 from plans.step_check import LossScale, Spike, StepCheck
 from plans.streams import stream_order
+from search.operators.pricing import StepSeconds
 from tests.kept import Case, hash_of
+from tests.small_machine import small_machine
+from tests.test_families import COUNTED, FOLDER
+from tests.test_operators import CASES as OPERATORS
+from tests.test_operators import spec_of
 
 __all__ = ["CASES"]
 
@@ -71,9 +83,14 @@ def graph_of(name: str, batch: int) -> Graph:
     return transformer(CONFIGS[name], batch_size=batch)
 
 
-def plan(name: str, *, batch: int = 8, optimizer: Mapping[str, Any] | None = None, **degrees: Any) -> Plan:
+def degrees_of(*, batch: int = 8, optimizer: Mapping[str, Any] | None = None, **degrees: Any) -> Degrees:
     given = {"kind": "adamw", "settings": {"lr": 0.1}, "threshold_bytes": 100} | dict(optimizer or {})
-    return plan_of(Degrees(global_batch=batch, optimizer=Optimizer(**given), **degrees), graph_of(name, batch))
+    return Degrees(global_batch=batch, optimizer=Optimizer(**given), **degrees)
+
+
+def plan(name: str, **given: Any) -> Plan:
+    degrees = degrees_of(**given)
+    return plan_of(degrees, graph_of(name, degrees.global_batch))
 
 
 def program_line(program: Program) -> str:
@@ -158,7 +175,8 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def a_program(case: Mapping[str, Any]) -> Case:
-    return lambda: program_line(lower(plan(**case)))
+    degrees = {key: value for key, value in case.items() if key != "name"}
+    return lambda: f"{program_line(lower(plan(**case)))} | {describe(degrees_of(**degrees))}"
 
 
 def a_pipeline(schedule: str) -> Case:
@@ -221,7 +239,62 @@ def a_template(name: str, **degrees: Any) -> Case:
     return case
 
 
+def an_operator(name: str) -> Case:
+    def case() -> str:
+        spec = spec_of(name)
+        gradients = ", ".join(f"{at}: {each.flops}" for at, each in spec.gradients.items())
+        return f"{spec.flops} FLOP, of gradients {gradients or 'none'} | {hash_of(shown(spec))}"
+
+    return case
+
+
+def shown(spec: OperatorSpec) -> dict[str, Any]:
+    """The fields of a declaration, sets sorted."""
+    found = {each.name: getattr(spec, each.name) for each in fields(spec)}
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in found.items()}
+
+
+def a_file(name: str) -> Case:
+    """A config.json as published, as transformers saves it, and without keys that have a default."""
+
+    def case() -> str:
+        published, found = json.loads((FOLDER / f"{name}.json").read_text()), list[Any]()
+        family = FAMILIES.get(NESTED.get(published["model_type"], published["model_type"]))
+        few = {key: value for key, value in published.items() if family is None or key not in family.defaults}
+        for keys in (published, COUNTED[name]["saved"], few):
+            try:
+                reading = reading_of(keys, name)
+                found.append([reading.config, reading.remarks()])
+            except TwofoldError as error:
+                found.append(str(error))
+        read = [each[0].num_parameters if isinstance(each, list) else "refused" for each in found]
+        return f"{', '.join(map(str, read))} | {hash_of(found)}"
+
+    return case
+
+
+RELATIONS = ("same", "regrouped", "shuffled", "elsewhere")
+
+
+def redistributions(relation: str, *, priced: bool) -> Case:
+    def case() -> str:
+        rng, found, moved = np.random.default_rng(17), list[Any](), 0
+        price = StepSeconds(small_machine(64, latency_s=1e-6), 16, "float32") if priced else None
+        for _ in range(25):
+            drawn = random_case(rng, relation=relation, partial=not priced, max_ranks=16)
+            steps = redistribute(drawn.source, drawn.target, drawn.shape, price=price)
+            moved += sum(max_received_bytes(step, drawn.shape, 4) for step in steps)
+            found.append([(step.kind, step.axes, step.dim, step.to_dim, str(step)) for step in steps])
+        return f"{sum(map(len, found))} steps, {moved} B | {hash_of(found)}"
+
+    return case
+
+
 CASES: dict[str, Case] = {
+    **{f"operator {name}": an_operator(name) for name in OPERATORS},
+    **{f"file {name}": a_file(name) for name in COUNTED},
+    **{f"redistributions {relation}": redistributions(relation, priced=False) for relation in RELATIONS},
+    **{f"redistributions {relation}, by price": redistributions(relation, priced=True) for relation in RELATIONS[:3]},
     **{f"model {name}": a_model(name) for name in model_names()},
     **{f"graph {name}": a_graph(name) for name in CONFIGS},
     **{f"schedule {name}": schedules(name) for name in schedule_names()},
