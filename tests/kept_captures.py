@@ -1,0 +1,24 @@
+"""The graphs of captured modules for `tests/kept.py`: which operators a module becomes.
+
+That they compute what the module computes is tested elsewhere; a module may become other operators that compute the
+same, such as one that no device has a kernel for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from plans.model.graph import Graph
+from tests.kept import hash_of
+
+__all__ = ["graph_line"]
+
+
+def graph_line(graph: Graph) -> str:
+    """How many operators of each kind, then the hash of the graph."""
+    kinds = Counter(operator.kind for operator in graph.operators)
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    operators = [[each.kind, each.inputs, each.outputs, each.attrs, each.module] for each in graph.operators]
+    tensors = [[each.name, each.shape, each.dtype, each.kind] for each in graph.tensors.values()]
+    whole = hash_of([operators, tensors, graph.parts, graph.later, graph.recompute])
+    return f"{counts} | {whole}"
