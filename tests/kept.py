@@ -1,8 +1,10 @@
-"""What graphs, schedules, programs and searches are of small cases, kept in `tests/data/kept.txt`.
+"""What graphs, schedules, programs and searches are of small cases, kept in `tests/data/kept.txt`; and what captured
+modules become, in `kept_captures.txt`.
 
 A line has the name of a case, some totals, and the hash of everything that it says. Other tests compare with other
 software, formulas and brute force; these notice what none of them looks at. If a change is meant, write the file anew
-with `python -m tests.kept`, look at which lines of it differ, and say why in the message of the commit.
+with `python -m tests.kept` (`python -m tests.kept captures`), look at which lines of it differ, and say why in the
+message of the commit.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ import numpy as np
 from plans.layout import Layout
 from plans.redistribution.pieces import TransferPieces
 
-FILE = Path(__file__).parent / "data" / "kept.txt"
-HOW = "if this is meant, write the file anew (python -m tests.kept) and look at which lines of it differ"
+FOLDER = Path(__file__).parent / "data"
 
 Case = Callable[[], str]
 
@@ -48,31 +49,36 @@ def _plain(value: Any) -> Any:
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
-def kept() -> dict[str, str]:
+def kept(what: str = "kept") -> dict[str, str]:
     """The kept lines, by name of the case."""
-    return dict(line.split(": ", 1) for line in FILE.read_text().splitlines())
+    return dict(line.split(": ", 1) for line in (FOLDER / f"{what}.txt").read_text().splitlines())
 
 
-def check(name: str, case: Case) -> None:
-    """Compare a case with what is kept of it.
+def check(name: str, now: str, what: str = "kept") -> None:
+    """Compare the line of a case with what is kept of it.
 
     Raises:
         AssertionError: they differ; the message has both lines.
     """
-    before, now = kept().get(name), case()
-    assert before == now, f"{name}:\n  kept {before}\n  now  {now}\n{HOW}"
+    before, command = kept(what).get(name), f"python -m tests.{what.replace('_', ' ')}"
+    how = f"if this is meant, write the file anew ({command}) and look at which lines of it differ"
+    assert before == now, f"{name}:\n  kept {before}\n  now  {now}\n{how}"
 
 
-def _write() -> None:
-    from tests import kept_numbers
-    from tests.kept_cases import CASES
-    from tests.kept_searches import SEARCHES
+def _write(what: str) -> None:
+    if what == "kept_captures":
+        from tests.kept_captures import CAPTURES as cases
+    else:
+        from tests import kept_numbers
+        from tests.kept_cases import CASES
+        from tests.kept_searches import SEARCHES
 
-    lines = [f"{name}: {case()}" for name, case in (CASES | SEARCHES).items()]
-    FILE.write_text("".join(line + "\n" for line in lines))
-    print(f"{FILE}: {len(lines)} cases")
-    kept_numbers.write()
+        kept_numbers.write()
+        cases = CASES | SEARCHES
+    lines = [f"{name}: {case()}\n" for name, case in cases.items()]
+    (FOLDER / f"{what}.txt").write_text("".join(lines))
+    print(f"{FOLDER / what}.txt: {len(lines)} cases")
 
 
 if __name__ == "__main__":
-    sys.exit(_write())
+    sys.exit(_write("_".join(["kept", *sys.argv[1:]])))

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+from executor.capture.capture import capture
 from plans.model.graph import Graph
-from tests.kept import hash_of
+from tests.captured_modules import MODULES, ONE_RANK, made
+from tests.kept import Case, hash_of
 
-__all__ = ["graph_line"]
+__all__ = ["CAPTURES", "graph_line"]
+
+OF_TORCH = ("own gradients", "rows of masks, losses")
+"""Modules with calls that versions of torch record in different ways."""
 
 
 def graph_line(graph: Graph) -> str:
@@ -22,3 +27,13 @@ def graph_line(graph: Graph) -> str:
     tensors = [[each.name, each.shape, each.dtype, each.kind] for each in graph.tensors.values()]
     whole = hash_of([operators, tensors, graph.parts, graph.later, graph.recompute])
     return f"{counts} | {whole}"
+
+
+def a_capture(name: str) -> Case:
+    return lambda: graph_line(capture(*made(name)))
+
+
+CAPTURES: dict[str, Case] = {
+    f"captured {name}": a_capture(name) for name in (*MODULES, *ONE_RANK) if name not in OF_TORCH
+}
+"""Name of a case -> what makes its line."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,8 +21,14 @@ from plans.model.transformer.config import Experts
 from plans.optimizer import Optimizer
 from plans.plan import plan_to_json
 from search import search
-from search.devices import BASELINES, Pins, Problem, baseline, solve
+from search.devices import BASELINES, Pins, Problem, baseline, describe, solve
+from search.devices.baselines import usual_candidates
+from search.devices.branch import Branching
+from search.devices.descent import descended
+from search.devices.nodes import Kind, leaf_values
+from search.devices.reasons import explained
 from search.devices.result_json import result_json
+from search.devices.space import enumerate_degrees, meshes
 from search.result import SearchResult
 from simulator.stacks import stack_named
 from tests.kept import Case, hash_of
@@ -81,7 +89,7 @@ def of_baseline(name: str) -> Case:
 def of_operators(graph: Graph, machine: Machine | None = None, **options: Any) -> Case:
     def case() -> str:
         try:
-            found = search(graph, machine or small_machine(8), **options)
+            found = search(graph, machine or small_machine(8), **{"top_k": 12} | options)
         except TwofoldError as error:
             return str(error)
         plans = [json.loads(plan_to_json(plan)) for plan in found.plans]
@@ -90,14 +98,80 @@ def of_operators(graph: Graph, machine: Machine | None = None, **options: Any) -
     return case
 
 
+def of_reasons(problem: Problem) -> Case:
+    """What the operators of a searched plan cost, and its critical path."""
+
+    def case() -> str:
+        said = explained(solve(problem)).to_json()
+        return f"{len(said['operators'])} operators | {hash_of(rounded(said))}"
+
+    return case
+
+
+def of_bounds(problem: Problem) -> Case:
+    """The bounds on the way to configurations that are drawn at random, with their estimates."""
+
+    def case() -> str:
+        draw, branching, found = random.Random(5), Branching(problem=problem), list[Any]()
+        nodes = branching._nodes()
+        roots = [child for mesh in meshes(problem)[0] for child in nodes.roots(mesh, math.inf)]
+        for _ in range(30):
+            child = draw.choice(roots)
+            while child[1] is not Kind.LEAF:
+                found.append(child[0])
+                children = list(nodes.open(child[1], child[0], child[2], math.inf))
+                if not children:
+                    break
+                found.append([each[0] for each in children])
+                child = draw.choice(children)
+            else:
+                decided, ranked, _ = child[2]
+                found.append([each[0] for each in ranked])
+                estimate = branching.estimated(problem.degrees(leaf_values(problem, (decided, ranked, 0))))
+                found.append(estimate and [estimate.step_s, estimate.peak_bytes])
+        return f"{len(roots)} roots, {len(found)} bounds | {hash_of(rounded(found))}"
+
+    return case
+
+
+def of_space(problem: Problem) -> Case:
+    """All configurations in their order, and what a descent and the usual rules choose of them."""
+
+    def case() -> str:
+        branching = Branching(problem=problem)
+        everything = [describe(degrees) for degrees in enumerate_degrees(problem)]
+        chosen = [describe(degrees) for degrees in descended(problem, branching.estimated, math.inf)]
+        usual = [describe(degrees) for degrees in usual_candidates(problem)]
+        first = f"{len(everything)} configurations, {len(chosen)} by descent, {len(usual)} usual"
+        return f"{first} | {hash_of([everything, chosen, usual])} | {chosen[0]}"
+
+    return case
+
+
+def problem(config: TransformerConfig = CONFIG, machine: Machine | None = None, **values: Any) -> Problem:
+    given = {"num_devices": 4, "global_batch": 8} | values
+    return Problem(config=config, machine=machine or small_machine(16), **given)
+
+
 MLP = mlp_graph([64, 128, 64, 8], 32)
 BLOCK = transformer(replace(CONFIG, num_layers=1), batch_size=4)
 SLOW = small_machine(16, latency_s=2e-6)
 ADAMW = Optimizer(kind="adamw", settings={"lr": 0.1}, parallel_level=1)
 NARROW = msgspec.structs.replace(small_machine(16, latency_s=1e-6), memory_bytes=10**6)
 
+BOUNDED = {
+    "of 4": problem(),
+    "of 8 on two nodes": problem(num_devices=8, global_batch=16),
+    "with latency": problem(machine=SLOW, pins=Pins(recompute="none")),
+    "in little memory": problem(memory_limit_bytes=2_400_000),
+    "of experts": problem(replace(MIXTURE, num_layers=5), num_devices=8),
+    "of megatron": problem(stack=stack_named("megatron")),
+    "of a pipeline": problem(pins=Pins(pp=4)),
+}  # fmt: skip
+"""Name -> problem of which bounds are kept."""
+
 SEARCHES: dict[str, Case] = {
-    "degrees of 4": of_degrees(explain=True, pins=Pins(micro_batch=1, cp=1)),
+    "degrees of 4": of_degrees(explain=True, pins=Pins(micro_batch=1, cp=1, recompute="full")),
     "degrees of 4 with latency": of_degrees(machine=SLOW, keep=3, pins=Pins(recompute="none")),
     "degrees of 8 on two nodes": of_degrees(
         num_devices=8, global_batch=16, pins=Pins(recompute="none", micro_batch=1)
@@ -117,10 +191,24 @@ SEARCHES: dict[str, Case] = {
     "degrees that cannot be": of_degrees(pins=Pins(tp=3)),
     "degrees of 3": of_degrees(num_devices=3, global_batch=3),
     **{f"baseline {name}": of_baseline(name) for name in BASELINES},
+    **{f"bounds {name}": of_bounds(asked) for name, asked in BOUNDED.items()},
+    "space of 4": of_space(problem(pins=Pins(recompute="none"))),
+    "space of 12 on slow links": of_space(
+        problem(
+            replace(CONFIG, num_layers=3), SLOW, num_devices=12, global_batch=12,
+            pins=Pins(micro_batch=1, zero=1, recompute="none"),
+        )
+    ),
+    "space of experts": of_space(problem(MIXTURE, pins=Pins(schedule="1f1b", zero=1), memory_limit_bytes=4_000_000)),
+    "reasons of sequence parallel": of_reasons(
+        problem(pins=Pins(tp=2, pp=2, sequence_parallel=True, schedule="1f1b", micro_batch=1))
+    ),
+    "reasons of experts": of_reasons(problem(MIXTURE, pins=Pins(pp=1, ep=2, recompute="full", micro_batch=1))),
+    "reasons of slices": of_reasons(problem(machine=SLOW, pins=Pins(tp=2, pp=1, interleave=2, recompute="none"))),
     "operators of an MLP": of_operators(MLP, num_devices=4, num_micro_batches=2),
     "operators with latency": of_operators(MLP, SLOW, num_devices=4),
     "operators in two stages": of_operators(MLP, num_devices=4, num_stages=2, num_micro_batches=4),
-    "operators, stages searched": of_operators(MLP, SLOW, num_devices=4, num_stages=None, num_micro_batches=None),
+    "operators, stages searched": of_operators(MLP, SLOW, num_devices=3, num_stages=None, num_micro_batches=None),
     "operators, any widths": of_operators(MLP, num_devices=3, num_stages=2, widths="any"),
     "operators, any level": of_operators(MLP, num_devices=4, optimizer=ADAMW, any_level=True),
     "operators, any schedule": of_operators(
@@ -129,7 +217,7 @@ SEARCHES: dict[str, Case] = {
     "operators in little memory": of_operators(
         MLP, NARROW, num_devices=4, recompute=None, memory_limit_bytes=80_000
     ),
-    "operators in no memory": of_operators(MLP, num_devices=4, memory_limit_bytes=1000),
-    "operators of a block": of_operators(BLOCK, num_devices=2, method="operators", top_k=2),
+    "operators in no memory": of_operators(MLP, num_devices=2, memory_limit_bytes=1000),
+    "operators of a block": of_operators(BLOCK, num_devices=2, method="operators", top_k=4),
 }  # fmt: skip
 """Name of a case -> what makes its line."""

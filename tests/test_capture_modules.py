@@ -27,6 +27,8 @@ from plans.lower import lower
 from plans.model.whole import apart
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage
+from tests.kept import check
+from tests.kept_captures import OF_TORCH, graph_line
 
 NUM_STEPS = 2
 MESHES = (Layout((2,), ("a",)), Layout((2, 2), ("a", "b"), (3, 1, 0, 2)))
@@ -83,8 +85,10 @@ def expected_of(module, batch, plan):
 
 @pytest.mark.parametrize("name", [*MODULES, *ONE_RANK])
 def test_one_rank_trains_as_torch(name):
-    """With micro-batches, and with joined products as they are and split."""
+    """With micro-batches, and with joined products as they are and split; the graph is what it was."""
     module, batch, whole = captured(name)
+    if name not in OF_TORCH:
+        check(f"captured {name}", graph_line(whole), "kept_captures")
     split = apart(whole)
     for count, graph in ((4, split),) if split == whole else ((1, whole), (4, split)):
         plan = plan_of(graph, num_micro_batches=count)

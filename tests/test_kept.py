@@ -11,7 +11,7 @@ ALL = CASES | SEARCHES
 
 @pytest.mark.parametrize("name", ALL)
 def test_small_cases_are_what_they_were(name: str) -> None:
-    check(name, ALL[name])
+    check(name, ALL[name]())
 
 
 def test_every_kept_line_has_a_case() -> None:
