@@ -22,6 +22,7 @@ from plans.layout import Layout
 from plans.redistribution.pieces import TransferPieces
 
 FOLDER = Path(__file__).parent / "data"
+HOW = "if this is meant, write the file anew (python -m tests.kept) and look at which lines of it differ"
 
 Case = Callable[[], str]
 
@@ -60,8 +61,7 @@ def check(name: str, now: str, what: str = "kept") -> None:
     Raises:
         AssertionError: they differ; the message has both lines.
     """
-    before, command = kept(what).get(name), f"python -m tests.{what.replace('_', ' ')}"
-    how = f"if this is meant, write the file anew ({command}) and look at which lines of it differ"
+    before, how = kept(what).get(name), HOW.replace("kept", what.replace("_", " "))
     assert before == now, f"{name}:\n  kept {before}\n  now  {now}\n{how}"
 
 

@@ -80,7 +80,7 @@ def of_degrees(
 
 def of_baseline(name: str) -> Case:
     def case() -> str:
-        found = baseline(Problem(config=CONFIG, machine=small_machine(16), num_devices=8, global_batch=16), name)
+        found = baseline(Problem(config=CONFIG, machine=small_machine(16), num_devices=6, global_batch=12), name)
         return result_line(found, result_json(found))
 
     return case
@@ -164,7 +164,7 @@ BOUNDED = {
     "of 8 on two nodes": problem(num_devices=8, global_batch=16),
     "with latency": problem(machine=SLOW, pins=Pins(recompute="none")),
     "in little memory": problem(memory_limit_bytes=2_400_000),
-    "of experts": problem(replace(MIXTURE, num_layers=5), num_devices=8),
+    "of experts": problem(replace(MIXTURE, num_layers=5)),
     "of megatron": problem(stack=stack_named("megatron")),
     "of a pipeline": problem(pins=Pins(pp=4)),
 }  # fmt: skip
@@ -174,9 +174,9 @@ SEARCHES: dict[str, Case] = {
     "degrees of 4": of_degrees(explain=True, pins=Pins(micro_batch=1, cp=1, recompute="full")),
     "degrees of 4 with latency": of_degrees(machine=SLOW, keep=3, pins=Pins(recompute="none")),
     "degrees of 8 on two nodes": of_degrees(
-        num_devices=8, global_batch=16, pins=Pins(recompute="none", micro_batch=1)
+        num_devices=8, global_batch=16, pins=Pins(recompute="none", micro_batch=1, zero=1)
     ),
-    "degrees in little memory": of_degrees(memory_limit_bytes=2_400_000, pins=Pins(cp=1)),
+    "degrees in little memory": of_degrees(memory_limit_bytes=2_400_000, pins=Pins(cp=1, micro_batch=1)),
     "degrees in no memory": of_degrees(memory_limit_bytes=900_000),
     "degrees of a pipeline": of_degrees(pins=Pins(pp=4, tp=1, cp=1), keep=4),
     "degrees with split backwards": of_degrees(pins=Pins(pp=2, schedule="zb_h1"), explain=True),
