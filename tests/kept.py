@@ -10,6 +10,7 @@ message of the commit.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,8 +29,14 @@ Case = Callable[[], str]
 
 
 def hash_of(value: object) -> str:
-    """Of everything that a value consists of."""
-    return hashlib.sha256(_ENCODER.encode(value)).hexdigest()[:12]
+    """Of everything that a value consists of; numbers to nine digits, so that other versions of Python, numpy and
+    libm agree."""
+    text = _FRACTION.sub(lambda found: b"%.9g" % float(found[0]), _ENCODER.encode(value))
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+_FRACTION = re.compile(rb"-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)")
+"""A number in JSON that is not whole."""
 
 
 def _plain(value: Any) -> Any:
