@@ -74,6 +74,7 @@ def check(name: str, now: str, what: str = "kept") -> None:
 
 def _write(what: str) -> None:
     if what == "kept_captures":
+        sys.path.insert(0, str(Path(__file__).parent))  # as pytest does for tests that import each other
         from tests.kept_captures import CAPTURES as cases
     else:
         from tests import kept_numbers

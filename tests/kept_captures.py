@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from captured_modules import MODULES, ONE_RANK, made
+
 from executor.capture.capture import capture
 from plans.model.graph import Graph
-from tests.captured_modules import MODULES, ONE_RANK, made
 from tests.kept import Case, hash_of
 
 __all__ = ["CAPTURES", "graph_line"]
