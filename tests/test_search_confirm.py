@@ -51,6 +51,17 @@ def test_of_equal_plans_the_simplest_comes_first(found):
     assert "at most 0.9 % longer than the shortest of the search space" in chosen.summary()
 
 
+def test_of_equal_plans_fewer_chunks_are_simpler(found):
+    def interleaved(virtual, peak_bytes):
+        degrees = replace(found.plans[0].degrees, pp=2, schedule="interleaved_1f1b", virtual=virtual, layers=None)
+        return replace(
+            found.plans[0], degrees=degrees, forecast=replace(found.plans[0].forecast, peak_bytes=peak_bytes)
+        )
+
+    many, few = interleaved(6, 10), interleaved(4, 11)
+    assert preferred(replace(found, plans=(many, few), num_proven=1), 2).plans == (few, many)
+
+
 def test_a_plan_that_is_proven_stays_proven_where_nothing_moves(found):
     chosen = preferred(replace(found, plans=found.plans[:1]), 5)
     assert chosen.num_equal == 1 and chosen.num_proven == 1

@@ -315,8 +315,12 @@ class Branching:
     def margin(self) -> float:
         """The assumed largest relative excess of bounds and estimates over forecasts."""
         later = min(self._widest_margin, _LATER_MARGIN)
-        own = later + self._share_unknown * (self._widest_margin - later)
-        return max(own, _WIDER * self._margin_seen)
+        return max(self._lasting_margin, later + self._share_unknown * (self._widest_margin - later))
+
+    @property
+    def _lasting_margin(self) -> float:
+        """What the margin has fallen to after some forecasts."""
+        return max(min(self._widest_margin, _LATER_MARGIN), _WIDER * self._margin_seen)
 
     @property
     def _steps_margin(self) -> float:
@@ -408,9 +412,12 @@ class Branching:
                 self._take(known)
                 return
             self._num_lowered += 1
-            if self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0):
-                self._margin_seen = max(self._margin_seen, 1.0 - known.alone_s / found.step_s)
-                yield known.alone_s, Kind.STEP, (degrees, known)
+            if not self._fits(degrees, known.peak_above(self.problem.limit_bytes) or 0):
+                return
+            if _WIDER * (1.0 - known.alone_s / found.step_s) > self._lasting_margin:
+                self._learn(degrees, known)  # contention may make up for it: only its forecast says by how much
+                return
+            yield known.alone_s, Kind.STEP, (degrees, known)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
 
@@ -419,6 +426,10 @@ class Branching:
         if step.alone_s >= self._above_s(self._steps_margin):
             self.contention_margin = max(self.contention_margin, self._steps_margin)
             return
+        self._learn(degrees, step)
+
+    def _learn(self, degrees: Degrees, step: StepForecast) -> None:
+        """Forecast a step, and learn both margins from it."""
         known = self._timed(degrees, step)
         self._contention_seen = max(self._contention_seen, 1.0 - known.forecast.step_s / step.alone_s)
         self._take(known)

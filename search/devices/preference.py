@@ -21,8 +21,9 @@ were measured again took 2.7 % more or less in the median (benchmarks/data). A f
 def preferred(found: SearchResult[Candidate], count: int) -> SearchResult[Candidate]:
     """The result with those of its first `count` plans in front that are as fast as the fastest of them.
 
-    They are ordered by simplicity (how many degrees are not as usual), then by memory that is left, then by time.
-    `SearchResult.num_equal` says how many they are. Steps are those of the event engine where all have been simulated.
+    They are ordered by simplicity (how many degrees are not as usual, then how many chunks the model has), then by
+    memory that is left, then by time. `SearchResult.num_equal` says how many they are. Steps are those of the event
+    engine where all have been simulated.
     """
     first = found.plans[:count]
     in_engine = all(candidate.simulated_s is not None for candidate in first)
@@ -31,7 +32,8 @@ def preferred(found: SearchResult[Candidate], count: int) -> SearchResult[Candid
         return each.simulated_s if in_engine and each.simulated_s is not None else each.forecast.step_s
 
     def simplicity(each: Candidate) -> tuple[Any, ...]:
-        return sum(unusual for unusual, _ in each.degrees.rank), each.forecast.peak_bytes, step_s(each)
+        unusual = sum(is_unusual for is_unusual, _ in each.degrees.rank)
+        return unusual, each.degrees.num_chunks, each.forecast.peak_bytes, step_s(each)
 
     enough_s = min(map(step_s, first)) * (1.0 + EQUAL)
     equal = sorted((candidate for candidate in first if step_s(candidate) <= enough_s), key=simplicity)
