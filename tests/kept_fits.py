@@ -246,7 +246,7 @@ def _processors() -> Iterator[Row]:
         Point(kind="memory", call="relu", size_bytes=size, seconds=1e-6 + size / 5e10) for size in (10**4, 10**6, 10**7)
     ]
     points = _measured(points, lambda point: point.seconds)
-    for peaks in ({}, {"peak_flops_per_s": 1e11, "peak_memory_Bps": 1e11}):
+    for peaks in ({}, {"peak_flops_per_s": 1e11, "peak_memory_Bps": 1e11}, {"peak_memory_Bps": 4e10}):
         for is_async in (False, True):
             compute, *errors = fit_compute(points, dispatch_s=dispatch_s, host_async=is_async, **peaks)
             yield f"compute, {is_async}, {len(peaks)}", [*_numbers(compute), *_numbers(errors)]

@@ -1,7 +1,7 @@
 """Numbers that are computed of made-up machines, kept in `tests/data/kept_numbers.json`.
 
 Other tests say what is right, where something else can say it; these notice that a price, a forecast, a simulated step
-or a fit is another one than before. If that is meant, write the file anew with `python -m tests.kept`, look at which
+or a fit is another one than before. If that is meant, write the file again with `python -m tests.kept`, look at which
 lines of it differ, and say why in the message of the commit.
 """
 

@@ -1,8 +1,11 @@
 """Where a step's time goes."""
 
+import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from handmade import Script, program_of, written_price
 from random_plans import random_plan
@@ -13,6 +16,7 @@ from plans.program import Kind, Scope
 from plans.timeline import Span, Timeline
 from simulator import composition, run_program
 from simulator.timeline.messages import messages_of_step
+from simulator.timeline.stretches import joined
 
 
 def span(stream: str, start: int, end: int, id_: str, call: str) -> Span:
@@ -128,3 +132,22 @@ def test_messages_of_a_step_are_its_collectives_outside_micro_batches_as_often_a
             if each.kind is Kind.COLLECTIVE and {group.values[name].scope for name in each.outputs} - {Scope.MICRO}
         )  # fmt: skip
         assert {each.instruction.name: each.count for each in messages_of_step(group)} == expected
+
+
+@pytest.mark.parametrize("near", [0, 2])
+def test_stretches_cover_what_their_spans_cover(near: int) -> None:
+    """Against every unit of time by itself: covered by a span, or in a gap of at most `near`."""
+    draw = random.Random(near)
+    for _ in range(30):
+        spans = sorted((start, start + draw.randint(1, 6)) for start in (draw.randint(0, 40) for _ in range(6)))
+        covered = {at for start, end in spans for at in range(start, end)}
+        first, last = min(covered), max(covered)
+        gaps = [at for at in range(first, last) if at not in covered]
+        for at in gaps:
+            before = max(other for other in covered if other < at)
+            after = min(other for other in covered if other > at)
+            if after - before - 1 <= near:
+                covered.add(at)
+        found = joined(*np.array(spans).T, near)
+        assert {at for start, end in found for at in range(start, end)} == covered
+        assert all(end + near < start for (_, end), (start, _) in pairwise(found))
