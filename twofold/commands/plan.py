@@ -42,7 +42,7 @@ _TO_SIMULATE = 0.25
 _SHOWN = 5
 """Default number of listed plans."""
 
-_USUAL_LIMIT_S = {True: 60.0, False: 15.0}
+_USUAL_LIMIT_S = {True: 60.0, False: 20.0}
 """Whether a graph has few operators -> the default time limit of a search by operators: proving strategies can take
 hours, and what is found after seconds is seldom improved in a minute.
 """
@@ -129,7 +129,7 @@ class PlanCommand:
         fused: fuse runs of memory-bound instructions into single kernels; on by default.
         memory: memory limit per device, such as 25GB.
         time_limit: seconds after which the search returns the best plan so far. By default none for transformers; 60
-            for other graphs, and 15 if they have over 100 operators.
+            for other graphs, and 20 if they have over 100 operators.
     """
 
     model: Word
