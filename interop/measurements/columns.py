@@ -171,6 +171,10 @@ _SCALE = re.compile(r"\s*[(\[][kmbt][)\]]$")
 _BRACKETS = re.compile(r"\s*[(\[{]([^)\]}]*)[)\]}]\s*|\s*,? in \w+\s*$")
 
 
+_COUNTED = re.compile(r"\s*(?:#|no\.)[ -]*(?:of )?(?:gpu|npu|device|accelerator|card)\b(?! *type)", re.I)
+"""A number of devices, in the singular."""
+
+
 @lru_cache(maxsize=4096)
 def column_named(header: str) -> str:
     """The column that a header means; "" where none is known.
@@ -181,9 +185,13 @@ def column_named(header: str) -> str:
     ('tp', 'micro_batch', 'vpp')
     >>> column_named("Batch size (micro)"), column_named("Heads (KV)"), column_named("Size (B)")
     ('micro_batch', 'kv_heads', 'model')
+    >>> column_named("#GPU (A800)"), column_named("GPU")
+    ('gpu_count', 'gpu_type')
     """
     if len(header) > _LONGEST:
         return ""
+    if _COUNTED.match(header):
+        return "gpu_count"
     low = _words(header)
     if _LETTERS.search(low):
         return "layout"
