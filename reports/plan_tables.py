@@ -12,7 +12,7 @@ from plans.units import Bytes
 from reports.tables import Table
 from simulator.timeline.messages import Message, messages_of_operators, messages_of_step
 
-__all__ = ["parameter_table", "plan_table", "plan_text"]
+__all__ = ["parameter_table", "plan_table", "plan_text", "short_plan_table"]
 
 
 def plan_table(plan: Plan) -> Table:
@@ -46,13 +46,22 @@ def plan_table(plan: Plan) -> Table:
     )  # fmt: skip
 
 
-def plan_text(plan: Plan) -> str:
-    """The plan for a terminal: equal layers in one row, without layouts, which `plan_table` and reports have.
+def short_plan_table(plan: Plan) -> Table:
+    """The plan with equal layers in one row and without layouts, which `plan_table` has.
 
     Raises:
         TwofoldError: the plan cannot be lowered.
     """
-    return plan_table(plan).joined("operator").without("layouts in", "layouts out").text()
+    return plan_table(plan).joined("operator").without("layouts in", "layouts out")
+
+
+def plan_text(plan: Plan) -> str:
+    """`short_plan_table` for a terminal.
+
+    Raises:
+        TwofoldError: the plan cannot be lowered.
+    """
+    return short_plan_table(plan).text()
 
 
 def parameter_table(plan: Plan) -> Table:

@@ -14,7 +14,7 @@ from benchmarks.kept import keep
 from benchmarks.verification.studies import STUDIES, Outcome, Study, conducted
 from reports.charts import Scale, Series, series_chart
 from reports.page import Page, Part, Section, Text
-from reports.plan_tables import plan_text
+from reports.plan_tables import short_plan_table
 
 __all__ = ["main"]
 
@@ -44,7 +44,7 @@ def _section(name: str, study: Study, outcome: Outcome) -> Section:
     parts: list[Part] = [
         Text(f"{said}.", "fail" if wrong else "pass"), *[Text(each, "fail") for each in wrong],
         series_chart(series, Scale(x="step", y="loss"), title="Loss", caption="Equal losses coincide."),
-        Text(plan_text(outcome.plan), "code"),
+        short_plan_table(outcome.plan),
     ]  # fmt: skip
     return Section(id=name, title=study.title, parts=parts)
 
