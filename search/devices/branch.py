@@ -319,7 +319,7 @@ class Branching:
 
     @property
     def _lasting_margin(self) -> float:
-        """What the margin has fallen to after some forecasts."""
+        """The margin that is left after some forecasts."""
         return max(min(self._widest_margin, _LATER_MARGIN), _WIDER * self._margin_seen)
 
     @property
