@@ -84,6 +84,8 @@ class Saver:
             # the first rank of a folder writes the manifest, with what the check of steps holds
             if (copies[part.place][0] if part.role == STEP_CHECK else writers[part.place]) == rank
         ]
+        for left in self._folder.glob(".step-*") if self._is_first else ():  # of a run that was killed
+            shutil.rmtree(left)
         self._run, self._share = self._run_name(), _share(holders(program), folders, self._here)
         self._held = next((part.key for part, value in self._mine if value == _held(interpreter)), None)
         # pinned where there is a device, for copies at the full rate; one checkpoint after the other writes from it
@@ -94,6 +96,7 @@ class Saver:
             for part, value in self._mine
         }
         self._thread: threading.Thread | None = None
+        self._removing: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._begun_s: float | None = None  # when the checkpoint before began to be written
         self._advises = rank == program.num_ranks - 1  # the rank whose lines the user sees
@@ -107,7 +110,7 @@ class Saver:
         if not self._asked.is_due(done, self._last):
             return
         due_s = time.monotonic()
-        self.finish()
+        self._wait()
         self._advise(done, due_s)
         with torch.inference_mode():
             for part, value in self._mine:
@@ -132,11 +135,16 @@ class Saver:
             )
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written.
+        """Wait for the checkpoint that is being written, and for those that are being removed.
 
         Raises:
             TrainingStopped: it could not be written.
         """
+        self._wait()
+        if self._removing is not None:
+            self._removing.join()
+
+    def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -158,8 +166,6 @@ class Saver:
         name = checkpoint_name(step)
         writing, written = self._folder / f".{name}.writing", self._folder / name
         if self._is_first:
-            for left in self._folder.glob(".step-*"):  # of a run that was killed
-                shutil.rmtree(left)
             writing.mkdir(parents=True)
         self._meet()
         writer = FileSystemWriter(writing, sync_files=False)  # our files do it themselves
@@ -183,7 +189,7 @@ class Saver:
             self._meet()
         if self._is_first:
             if written.exists():
-                _remove(written)
+                shutil.rmtree(_hidden(written))
             os.replace(writing, written)
             _sync(self._folder)
         if self._num_folders > 1:
@@ -191,9 +197,16 @@ class Saver:
         if self._interpreter.rank == 0:
             print(f"checkpoint {written}", flush=True)
         if self._is_first:
-            for old in written_checkpoints(self._folder)[: -self._asked.keep]:
-                _remove(old)
+            self._remove_older()
         self._meet()
+
+    def _remove_older(self) -> None:
+        """Remove what is not kept beside the next checkpoint: many gigabytes take seconds."""
+        if self._removing is not None:
+            self._removing.join()
+        hidden = [_hidden(old) for old in written_checkpoints(self._folder)[: -self._asked.keep]]
+        self._removing = threading.Thread(target=_remove, args=(hidden,), name="removal")
+        self._removing.start()
 
     def _write_manifest(self, folder: Path, step: int, state: dict[str, Tensor], files: dict[str, Any]) -> None:
         """Write the plan and the manifest, and bring the whole folder to the disk."""
@@ -281,11 +294,16 @@ def _size_and_hash(path: Path) -> list[Any]:
         return [path.stat().st_size, hashlib.file_digest(file, hashlib.blake2b).hexdigest()]
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint, under another name first: a process may be killed before all of its files are gone."""
+def _hidden(checkpoint: Path) -> Path:
+    """Rename a checkpoint that is to be removed: a process may be killed before all of its files are gone."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
     os.replace(checkpoint, hidden)
-    shutil.rmtree(hidden)
+    return hidden
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ CHUNK_BYTES = 1 << 24
 """Of data that a second thread hashes while it is written."""
 SYNC_BYTES = 1 << 26
 """After how many bytes the kernel is told to write what it has."""
+_BEHIND = 8
+"""How many times as many bytes behind them are dropped, if they are written by then."""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -43,9 +45,8 @@ class HashedFile(io.FileIO):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path, "w")
         self._hash, self.size_bytes = hashlib.blake2b(), 0
-        self._pool = ThreadPoolExecutor(2)
-        self._syncing: Future[None] | None = None
-        self._unsynced_bytes = 0
+        self._pool = ThreadPoolExecutor(1)
+        self._started_bytes = 0
 
     @property
     def digest(self) -> str:
@@ -66,7 +67,7 @@ class HashedFile(io.FileIO):
                     self._write(part)
                 finally:
                     hashing.result()  # the buffer is the caller's again
-            self._sync_beside(len(part))
+            self._start_writing()
         return len(whole)
 
     def close(self) -> None:
@@ -78,8 +79,6 @@ class HashedFile(io.FileIO):
         if self.closed:
             return
         try:
-            if self._syncing is not None:
-                self._syncing.result()
             os.fsync(self.fileno())
         finally:
             self._pool.shutdown()
@@ -91,14 +90,16 @@ class HashedFile(io.FileIO):
             done += super().write(part[done:]) or 0
         self.size_bytes += done
 
-    def _sync_beside(self, more_bytes: int) -> None:
-        """Let a thread bring to the disk what is written, unless it does so already."""
-        self._unsynced_bytes += more_bytes
-        if self._unsynced_bytes < SYNC_BYTES or not (self._syncing is None or self._syncing.done()):
-            return
-        if self._syncing is not None:
-            self._syncing.result()  # the kernel reports a failure once
-        self._syncing, self._unsynced_bytes = self._pool.submit(os.fdatasync, self.fileno()), 0
+    def _start_writing(self) -> None:
+        """Let the kernel begin to write what is new, and drop what it has written.
+
+        This neither waits nor commits the journal of the file system, for which fdatasync stops other writers.
+        """
+        new_bytes = self.size_bytes - self._started_bytes
+        if new_bytes >= SYNC_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
+            begin = max(0, self._started_bytes - _BEHIND * SYNC_BYTES)
+            os.posix_fadvise(self.fileno(), begin, self.size_bytes - begin, os.POSIX_FADV_DONTNEED)
+            self._started_bytes = self.size_bytes
 
 
 class HashedFiles(FileSystem):
