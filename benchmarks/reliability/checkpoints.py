@@ -45,7 +45,7 @@ def fed():
     rank, tokens = os.environ.get("RANK"), np.load("{text}", mmap_mode="r")
     if rank is not None and not marks:
         marks["first"] = True
-        timed("after"), timed("_try")
+        timed("after"), timed("_try"), timed("_remove")
     draw = np.random.default_rng(1)
     for step in range({steps}):
         if rank is not None and step == {warm}:

@@ -205,8 +205,12 @@ class Saver:
         if self._removing is not None:
             self._removing.join()
         hidden = [_hidden(old) for old in written_checkpoints(self._folder)[: -self._asked.keep]]
-        self._removing = threading.Thread(target=_remove, args=(hidden,), name="removal")
+        self._removing = threading.Thread(target=self._remove, args=(hidden,), name="removal")
         self._removing.start()
+
+    def _remove(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            shutil.rmtree(folder)
 
     def _write_manifest(self, folder: Path, step: int, state: dict[str, Tensor], files: dict[str, Any]) -> None:
         """Write the plan and the manifest, and bring the whole folder to the disk."""
@@ -299,11 +303,6 @@ def _hidden(checkpoint: Path) -> Path:
     hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
     os.replace(checkpoint, hidden)
     return hidden
-
-
-def _remove(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:
