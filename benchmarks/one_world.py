@@ -49,7 +49,6 @@ from simulator.forecast import Forecast, forecast
 from simulator.forecast.body import ISSUE, WAIT, Op
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
-from simulator.forecast.symbolic import bodies_of_rank
 from simulator.forecast.turns import program_of, simulated
 from simulator.timeline.memory import peak_of_order
 
@@ -193,7 +192,7 @@ def check(case: Case, score: Score) -> None:
     equal = all(
         _normal(own.begin) == _normal(other.begin) and _normal(own.end) == _normal(other.end)
         and all(_normal(ops) == _normal(other.actions.get(key, ())) for key, ops in own.actions.items())
-        for own, other in zip(ranks, (bodies_of_rank(step.costs, rank.lowered) for rank in step.ranks), strict=True)
+        for own, other in zip(ranks, (rank.undisturbed for rank in step.ranks), strict=True)
     )  # fmt: skip
     peaks = [peak for peak, _ in step.peaks]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]

@@ -13,22 +13,24 @@ from plans.lower.symbolic.wide import is_wide
 from plans.model.transformer import transformer_config
 from plans.program import Instruction
 from simulator.forecast import forecast, pipeline_rank, symbolic
-from simulator.forecast.held import RankMemory
+from simulator.forecast.held import ChunksMemory
 from simulator.forecast.predict import step_forecast
+from simulator.forecast.rank_memory import RankMemory
 
 MACHINE = Machine.load("h100-sxm-x1024")
 CONFIG = replace(transformer_config("llama-3-8b"), num_layers=48)
 
 
-def lowered(degrees: Degrees) -> list[tuple[symbolic.LoweredRank, object, list[tuple[int, dict[str, int]]]]]:
+def lowered(degrees: Degrees) -> list[tuple[symbolic.LoweredChunks, object, list[tuple[int, dict[str, int]]]]]:
     """For each rank how it is lowered, its bodies, and its peak."""
     step = step_forecast(CONFIG, degrees, MACHINE)
     kinds = [frozenset({("B", False), ("B", True)})]
-    found: list[tuple[symbolic.LoweredRank, object, list[tuple[int, dict[str, int]]]]] = []
+    found: list[tuple[symbolic.LoweredChunks, object, list[tuple[int, dict[str, int]]]]] = []
     for stages in step.stages_of:
-        rank = symbolic.lowered_rank(step.costs, [step.chunks[stage] for stage in stages], kinds * len(stages))
-        bodies = symbolic.bodies_of_rank(step.costs, rank)
-        memory = RankMemory(rank, step.costs.pieces, step.costs.sizes.arrival_bytes)
+        chunks, arrival_bytes = [step.chunks[stage] for stage in stages], step.costs.sizes.arrival_bytes
+        rank = symbolic.lowered_chunks(step.costs, chunks, kinds * len(stages))
+        bodies = symbolic.bodies_of_rank([symbolic.priced_chunks(step.costs, chunks, rank)])
+        memory = RankMemory([(ChunksMemory(rank, step.costs.pieces, arrival_bytes), len(chunks))], arrival_bytes)
         found.append(
             (rank, (bodies.begin, dict(bodies.actions), bodies.end), [memory.peak(step.schedule, stages)])
         )  # fmt: skip
@@ -58,6 +60,45 @@ def test_few_blocks_represent_all(
         assert peak == whole_peak
 
 
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("dp", "kind", "bucket_mib"), [(8, "adamw", 25), (1, "adamw", 25), (1, "sgd", 25), (4, "adamw", 0)]
+)
+def test_chunks_lowered_apart_are_those_lowered_together(
+    monkeypatch: pytest.MonkeyPatch, level: int, dp: int, kind: str, bucket_mib: int
+) -> None:
+    degrees = Degrees(
+        dp=dp, tp=2, pp=2, micro_batch=1, global_batch=64, sequence_parallel=True, virtual=4,
+        schedule="interleaved_zb",
+    )  # fmt: skip
+    optimizer = msgspec.structs.replace(
+        degrees.optimizer, kind=kind, parallel_level=level, threshold_bytes=64 * 1024, bucket_bytes=bucket_mib * 2**20,
+    )  # fmt: skip
+
+    def ranks() -> tuple[list[object], int]:
+        for name in ("_RANKS", "_CHUNKS", "_LOWERED"):
+            monkeypatch.setattr(pipeline_rank, name, {})
+        config = transformer_config("gpt3-1.3b", tied=False)
+        step = step_forecast(config, replace(degrees, optimizer=optimizer), MACHINE)
+        bodies = [rank.undisturbed for rank in step.ranks]
+        return [step.peaks, *((own.begin, own.actions, own.end) for own in bodies)], len(pipeline_rank._LOWERED)
+
+    apart, num_chunks = ranks()
+    monkeypatch.setattr(pipeline_rank, "chunks_together", lambda costs, chunks: [slice(0, len(chunks))])
+    together, num_ranks = ranks()
+    assert apart == together
+    assert (num_chunks, num_ranks) == (3, 2)  # the first, those between and the last
+
+
+def test_a_tied_table_is_lowered_with_all_who_read_it() -> None:
+    config = transformer_config("gpt3-125m", tied=True)
+    v_shaped = Degrees(dp=2, pp=2, micro_batch=1, global_batch=16, schedule="zb_v")
+    step = step_forecast(config, v_shaped, MACHINE)
+    first, second = ([step.chunks[stage] for stage in stages] for stages in step.stages_of)
+    assert symbolic.chunks_together(step.costs, first) == [slice(0, 2)]
+    assert symbolic.chunks_together(step.costs, second) == [slice(0, 1), slice(1, 2)]
+
+
 def test_a_bucket_of_all_norms_is_wide() -> None:
     degrees = Degrees(dp=8, tp=4, pp=1, micro_batch=1, global_batch=64, sequence_parallel=True)
     ((rank, _, _),) = lowered(degrees)
@@ -72,7 +113,7 @@ def test_forecasts_do_not_depend_on_how_many_ranks_are_kept(monkeypatch: pytest.
         return [forecast(transformer_config("gpt3-125m", tied=False), each, MACHINE).step_s for each in asked]
 
     expected = steps()
-    for name, value in {"_MOST": 1, "_RANKS": {}, "_LOWERED": {}}.items():
+    for name, value in {"_MOST": 1, "_RANKS": {}, "_CHUNKS": {}, "_LOWERED": {}}.items():
         monkeypatch.setattr(pipeline_rank, name, value)
     assert steps() == expected and expected[0] == expected[2] != expected[1]
-    assert len(pipeline_rank._RANKS) == len(pipeline_rank._LOWERED) == 1
+    assert len(pipeline_rank._RANKS) == len(pipeline_rank._CHUNKS) == len(pipeline_rank._LOWERED) == 1

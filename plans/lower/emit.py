@@ -72,6 +72,11 @@ class Emitter:
     sent: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
 
+    def taken(self) -> list[Instruction]:
+        """What was written since it was taken last."""
+        found, self.instructions = self.instructions, []
+        return found
+
     def add(self, instruction: Instruction) -> None:
         """Append an instruction after the waits for its inputs."""
         self.wait_for(instruction.inputs)

@@ -368,11 +368,9 @@ class _Lowering:
         optimizer.reduce_rest(emitter)
         if loss is not None:
             self._share_loss(emitter, table, mesh)
-        instructions = emitter.instructions + optimizer.updates(places)  # type: ignore[arg-type]
-        emitter.instructions = []
+        instructions = emitter.taken() + optimizer.updates(places)  # type: ignore[arg-type]
         emitter.flush()
-        instructions += emitter.instructions
-        return Body(name="end", instructions=tuple(instructions))
+        return Body(name="end", instructions=(*instructions, *emitter.taken()))
 
     def _share_loss(self, emitter: Emitter, table: ValueTable, mesh: Layout) -> None:
         """Sum the loss over the ranks that hold parts of it; with output_broadcast, send it to the other groups."""

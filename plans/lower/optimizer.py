@@ -254,6 +254,12 @@ class OptimizerLowering:
 
     def updates(self, homes: Iterable[ParameterPlacement]) -> list[Instruction]:
         """The end of a step: wait for each gradient, update, free. Those that were reduced first come first."""
+        reduced, others = self.updates_in_turn(homes)
+        return reduced + others
+
+    def updates_in_turn(self, homes: Iterable[ParameterPlacement]) -> tuple[list[Instruction], list[Instruction]]:
+        """The updates in two parts: those that have a turn, which are all without buckets, and those whose gradients
+        nothing reduced."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         ordered = list(homes)
         if self.optimizer.bucket_bytes:
@@ -266,6 +272,7 @@ class OptimizerLowering:
             prepared = {home.name: gradients.of(self.local[home.name], home) for home in ordered}
             decided = self._norm(emitter, {name: gradient for name, (gradient, _) in prepared.items()})
         cast_first = bool(self.table.loss_scale)  # divided by the scale in the digits of the update
+        parts = emitter.taken(), list[Instruction]()
         for homes_ in self._joined(ordered):
             ready: list[tuple[ParameterPlacement, str, list[str]]] = []
             for home in homes_:
@@ -281,7 +288,9 @@ class OptimizerLowering:
                     gradient, freed = self._as_kept(emitter, home, gradient, freed)
                 ready.append((home, gradient, freed))
             self._update(emitter, ready, decided, is_last=not left)
-        return emitter.instructions
+            has_turn = not self.optimizer.bucket_bytes or homes_[0].name in self.found
+            parts[0 if has_turn else 1].extend(emitter.taken())
+        return parts
 
     def _joined(self, homes: Sequence[ParameterPlacement]) -> list[list[ParameterPlacement]]:
         """The parameters that one update handles together: those of a block and of a dtype, if one kernel can.

@@ -1,21 +1,34 @@
-"""The work of a pipeline rank in a forecast, computed once for all configurations that share it."""
+"""The work of a pipeline rank in a forecast, computed once for all configurations that share it.
+
+Chunks that are lowered apart are lowered and priced once for all ranks that have them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from plans.schedules import Schedule
 from simulator.channels import pair_rates
 from simulator.estimate.chunk import Chunk
 from simulator.estimate.pieces import PricedPieces
 from simulator.forecast.body import opened
-from simulator.forecast.held import RankMemory
+from simulator.forecast.held import ChunksMemory
 from simulator.forecast.parts import RankWalk
 from simulator.forecast.rank import RankBodies
-from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+from simulator.forecast.rank_memory import RankMemory
+from simulator.forecast.symbolic import (
+    LoweredChunks,
+    PricedChunks,
+    Wanted,
+    bodies_of_rank,
+    chunks_together,
+    lowered_chunks,
+    priced_chunks,
+)
 from simulator.result import Forecast
 
 __all__ = ["PipelineRank", "RankKey", "pipeline_rank"]
@@ -23,7 +36,8 @@ __all__ = ["PipelineRank", "RankKey", "pipeline_rank"]
 
 @dataclass(frozen=True, slots=True)
 class RankKey:
-    """A key of the facts that a rank's bodies depend on; equal for configurations that differ only in other facts."""
+    """A key of the facts that the bodies of a rank, or of some of its chunks, depend on; equal for configurations that
+    differ only in other facts."""
 
     costs: PricedPieces
     chunks: tuple[Chunk, ...]
@@ -35,7 +49,7 @@ class RankKey:
         degrees = self.costs.degrees
         return (
             self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
-            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer, degrees.fused,
+            degrees.sequence_parallel, degrees.recompute, degrees.optimizer, degrees.fused,
             self.chunks, self.wanted, degrees.num_micro_batches == 1,
         )  # fmt: skip
 
@@ -43,6 +57,20 @@ class RankKey:
     def priced(self) -> tuple[object, ...]:
         """Facts that their prices depend on."""
         return (*self.lowered, self.costs.degrees.micro_batch, self.costs.machine)
+
+
+class RankChunks:
+    """The bodies of chunks that are lowered together, wherever ranks have them."""
+
+    def __init__(self, key: RankKey, lowered: LoweredChunks) -> None:
+        self._key = key
+        self._lowered = lowered
+        self.memory = ChunksMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
+
+    @cached_property
+    def priced(self) -> PricedChunks:
+        """The operations with their work alone."""
+        return priced_chunks(self._key.costs, self._key.chunks, self._lowered)
 
 
 class PipelineRank:
@@ -55,20 +83,20 @@ class PipelineRank:
 
     _numbers = itertools.count()
 
-    def __init__(self, key: RankKey, lowered: LoweredRank) -> None:
+    def __init__(self, key: RankKey, parts: Sequence[tuple[RankChunks, int]]) -> None:
         self.number = next(self._numbers)
-        self._costs = key.costs
-        self.lowered = lowered
+        self._machine = key.costs.machine
+        self._parts = parts
         self.walk = RankWalk()
         self.forecasts: dict[tuple[object, ...], Forecast] = {}
         self._bodies: dict[int, RankBodies] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
-        self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
+        self._memory = RankMemory([(part.memory, count) for part, count in parts], key.costs.sizes.arrival_bytes)
 
     @cached_property
     def undisturbed(self) -> RankBodies:
         """The bodies with the work of each operation alone."""
-        return bodies_of_rank(self._costs, self.lowered)
+        return bodies_of_rank([part.priced for part, _ in self._parts])
 
     @cached_property
     def _opened_ps(self) -> int:
@@ -83,7 +111,7 @@ class PipelineRank:
         """
         key = min(arrival_ps, self._opened_ps)  # later arrivals make no difference
         if key not in self._bodies:
-            self._bodies[key] = self.undisturbed.slowed(pair_rates(self._costs.machine), key)
+            self._bodies[key] = self.undisturbed.slowed(pair_rates(self._machine), key)
         return self._bodies[key]
 
     def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
@@ -104,22 +132,41 @@ class PipelineRank:
         return len(own.begin) + len(own.end) + sum(count * len(own.action(*key)) for key, count in counts.items())
 
 
-_RANKS: dict[tuple[object, ...], PipelineRank] = {}
-_LOWERED: dict[tuple[object, ...], LoweredRank] = {}
 _MOST = 256
-"""Ranks of each kind that are kept, of about 0.5 MB each; searches on up to 128 GPUs make fewer than a hundred."""
+"""Entries of each kind that are kept, of at most about 0.5 MB; searches on up to 128 GPUs make fewer than a hundred."""
+
+_RANKS: dict[tuple[object, ...], PipelineRank] = {}
+_CHUNKS: dict[tuple[object, ...], RankChunks] = {}
+_LOWERED: dict[tuple[object, ...], LoweredChunks] = {}
+
+Made = TypeVar("Made")
+
+
+def _once(known: dict[tuple[object, ...], Made], key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+    """What was made for a key; of too many, the first that was made is forgotten."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        if len(known) >= _MOST:
+            del known[next(iter(known))]
+        known[key] = found
+    return found
 
 
 def pipeline_rank(key: RankKey) -> PipelineRank:
     """The same object for configurations in which the rank does the same."""
-    found = _RANKS.get(key.priced)
-    if found is None:
-        lowered = _LOWERED.get(key.lowered)
-        if lowered is None:
-            if len(_LOWERED) >= _MOST:
-                del _LOWERED[next(iter(_LOWERED))]  # the first that was made
-            lowered = _LOWERED[key.lowered] = lowered_rank(key.costs, key.chunks, key.wanted)
-        if len(_RANKS) >= _MOST:
-            del _RANKS[next(iter(_RANKS))]
-        found = _RANKS[key.priced] = PipelineRank(key, lowered)
-    return found
+    return _once(_RANKS, key.priced, lambda: _rank(key))
+
+
+def _rank(key: RankKey) -> PipelineRank:
+    parts = [
+        replace(key, chunks=key.chunks[own], wanted=key.wanted[own]) for own in chunks_together(key.costs, key.chunks)
+    ]
+    return PipelineRank(key, [(_chunks(part), len(part.chunks)) for part in parts])
+
+
+def _chunks(key: RankKey) -> RankChunks:
+    def lowered() -> LoweredChunks:
+        return lowered_chunks(key.costs, key.chunks, key.wanted)
+
+    return _once(_CHUNKS, key.priced, lambda: RankChunks(key, _once(_LOWERED, key.lowered, lowered)))

@@ -1,7 +1,8 @@
 """The priced bodies of a transformer for given degrees, from templates: equal to those of its lowered program.
 
 A chunk of many blocks is lowered with few of them. The optimizer's work on a block depends on the buckets that earlier
-blocks left open, so it repeats after some blocks (`_period`); one period is repeated as often as needed.
+blocks left open, so it repeats after some blocks (`_period`); one period is repeated as often as needed. Chunks of a
+rank are lowered apart where no instruction is about several (`chunks_together`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from plans.lower.buckets import LocalParameter
 from plans.lower.symbolic import plain
 from plans.lower.symbolic.items import ARRIVE, Cells, PieceUse
 from plans.lower.symbolic.outline import ModelOutline, model_outline
-from plans.lower.symbolic.rank import SymbolicRank, lower_rank
+from plans.lower.symbolic.rank import SymbolicRank, are_apart, lower_rank
 from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
 from plans.optimizer import Optimizer
@@ -31,7 +32,7 @@ from simulator.forecast.program import ops_of
 from simulator.forecast.rank import RankBodies
 from simulator.lines import COLLECTIVE, COMPUTE, Line
 
-__all__ = ["LoweredRank", "bodies_of_rank", "lowered_rank"]
+__all__ = ["LoweredChunks", "PricedChunks", "bodies_of_rank", "chunks_together", "lowered_chunks", "priced_chunks"]
 
 Wanted = frozenset[tuple[str, bool]]
 
@@ -45,8 +46,9 @@ class Repeat(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LoweredRank:
-    """A rank, lowered with few blocks, and what of them is repeated; `copies` has the number for each block."""
+class LoweredChunks:
+    """Chunks of a rank, lowered with few blocks, and what of them is repeated; `copies` has the number for each
+    block."""
 
     symbolic: SymbolicRank
     uses: tuple[tuple[PieceUse, ...], ...]
@@ -55,12 +57,21 @@ class LoweredRank:
     group: GroupProgram
 
 
-def lowered_rank(costs: PricedPieces, chunks: Sequence[Chunk], wanted: Sequence[Wanted]) -> LoweredRank:
-    """The symbolic step of a rank.
+def chunks_together(costs: PricedPieces, chunks: Sequence[Chunk]) -> Sequence[slice]:
+    """The chunks of a rank that are lowered together: each alone, or all where they have an instruction in common."""
+    outline = model_outline(costs.config, costs.degrees)
+    others = [[piece for piece, _ in chunk.pieces if not piece.endswith("block")] for chunk in chunks]
+    if are_apart(costs.degrees, outline, others):
+        return [slice(number, number + 1) for number in range(len(chunks))]
+    return [slice(0, len(chunks))]
+
+
+def lowered_chunks(costs: PricedPieces, chunks: Sequence[Chunk], wanted: Sequence[Wanted]) -> LoweredChunks:
+    """The symbolic step of some chunks of a rank.
 
     Args:
         costs: of the layout.
-        chunks: of the rank, in the order of the model.
+        chunks: lowered together, in the order of the model.
         wanted: for each the kinds of backward that its schedule has.
     """
     outline = model_outline(costs.config, costs.degrees)
@@ -70,7 +81,7 @@ def lowered_rank(costs: PricedPieces, chunks: Sequence[Chunk], wanted: Sequence[
     copies = {block: 1 + repeat.more for repeat in repeats for block in range(repeat.first, repeat.stop)}
     symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table, copies)
     group = GroupProgram(mesh=outline.mesh, values=dict(symbolic.values), blocks=())
-    return LoweredRank(
+    return LoweredChunks(
         symbolic=symbolic, uses=tuple(map(tuple, uses)), repeats=repeats, copies=copies, group=group
     )  # fmt: skip
 
@@ -181,13 +192,56 @@ def _fill(state: dict[object, int], sizes: Iterable[tuple[object, int]], limit_b
         state[key] = 0 if total >= limit_bytes else total
 
 
-def bodies_of_rank(costs: PricedPieces, rank: LoweredRank) -> RankBodies:
-    """The priced bodies of a rank."""
-    pricing = _Pricing(costs, rank)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedChunks:
+    """The operations of chunks that are lowered together, as `SymbolicRank` has their instructions.
+
+    `num_blocks` is the number of blocks of all, which their tokens number from 0.
+    """
+
+    begin: tuple[Op, ...]
+    actions: Mapping[tuple[int, str], tuple[Op, ...]]
+    ends: tuple[tuple[Op, ...], ...]
+    num_chunks: int
+    num_blocks: int
+
+    def behind(self, num_chunks: int, num_blocks: int) -> PricedChunks:
+        """The same behind other chunks of a rank."""
+        if not num_chunks:
+            return self
+        return replace(
+            self,
+            begin=tuple(_shifted(self.begin, num_blocks)),
+            actions={
+                (num_chunks + number, name): tuple(_shifted(ops, num_blocks))
+                for (number, name), ops in self.actions.items()
+            },
+            ends=tuple(tuple(_shifted(ops, num_blocks)) for ops in self.ends),
+        )
+
+
+def priced_chunks(costs: PricedPieces, chunks: Sequence[Chunk], lowered: LoweredChunks) -> PricedChunks:
+    """The priced operations of chunks."""
+    pricing, symbolic = _Pricing(costs, lowered), lowered.symbolic
+    return PricedChunks(
+        begin=pricing.lines(symbolic.begin),
+        actions={key: pricing.body(items) for key, items in symbolic.bodies.items()},
+        ends=tuple(pricing.lines(lines) for lines in symbolic.ends),
+        num_chunks=len(chunks),
+        num_blocks=sum(chunk.num_blocks for chunk in chunks),
+    )
+
+
+def bodies_of_rank(parts: Sequence[PricedChunks]) -> RankBodies:
+    """The priced bodies of a rank from those of its chunks, in the order of the model."""
+    placed, num_chunks, num_blocks = list[PricedChunks](), 0, 0
+    for part in parts:
+        placed.append(part.behind(num_chunks, num_blocks))
+        num_chunks, num_blocks = num_chunks + part.num_chunks, num_blocks + part.num_blocks
     return RankBodies(
-        begin=pricing.lines(rank.symbolic.begin),
-        actions={key: pricing.body(items) for key, items in rank.symbolic.bodies.items()},
-        end=pricing.lines(rank.symbolic.end),
+        begin=tuple([op for part in placed for op in part.begin]),
+        actions={key: ops for part in placed for key, ops in part.actions.items()},
+        end=tuple([op for ends in zip(*(part.ends for part in placed), strict=True) for ops in ends for op in ops]),
     )
 
 
@@ -195,11 +249,11 @@ _BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 class _Pricing:
-    """Prices the items of a rank's bodies, and writes repeated blocks out."""
+    """Prices the items of bodies, and writes repeated blocks out."""
 
-    def __init__(self, costs: PricedPieces, rank: LoweredRank) -> None:
+    def __init__(self, costs: PricedPieces, lowered: LoweredChunks) -> None:
         self._costs = costs
-        self._rank = rank
+        self._lowered = lowered
         self._cells: dict[tuple[str, str], list[tuple[Op, ...]]] = {}
         self._spans: dict[Cells, tuple[Op, ...]] = {}
         self._send = Op(body.SEND, price_transfer(costs.machine, 0, 0, 0).dispatch_ps)
@@ -207,9 +261,9 @@ class _Pricing:
 
     def cost(self, line: Instruction) -> Cost:
         """The symbolic form of an instruction written by the optimizer's lowering."""
-        if self._rank.copies and is_wide(line):
-            line = with_all_blocks(line, self._rank.copies)
-        return price(line, self._rank.group, self._costs.machine, self._costs.degrees.num_ranks)
+        if self._lowered.copies and is_wide(line):
+            line = with_all_blocks(line, self._lowered.copies)
+        return price(line, self._lowered.group, self._costs.machine, self._costs.degrees.num_ranks)
 
     def body(self, items: Sequence[tuple[int, object]]) -> tuple[Op, ...]:
         """The operations of a body."""
@@ -256,7 +310,7 @@ class _Pricing:
 
     def _written_out(self, blocks: Sequence[tuple[int, list[Op]]]) -> tuple[Op, ...]:
         """All blocks in order, with repeated runs written out."""
-        if not self._rank.repeats:
+        if not self._lowered.repeats:
             return tuple([op for _, ops in blocks for op in ops])
         found: list[Op] = []
         at = 0
@@ -278,11 +332,13 @@ class _Pricing:
         return tuple(found)
 
     def _repeat(self, block: int) -> Repeat | None:
-        return next((repeat for repeat in self._rank.repeats if repeat.first <= block < repeat.stop), None)
+        return next((repeat for repeat in self._lowered.repeats if repeat.first <= block < repeat.stop), None)
 
     def _shift(self, block: int) -> int:
         """By how much a block's number is larger than among the few."""
-        return sum(repeat.more * (repeat.stop - repeat.first) for repeat in self._rank.repeats if repeat.stop <= block)
+        return sum(
+            repeat.more * (repeat.stop - repeat.first) for repeat in self._lowered.repeats if repeat.stop <= block
+        )
 
     def _outside(self, block: int, ops: Sequence[Op]) -> Iterable[Op]:
         """Operations outside of repeated blocks. A token of a repeated block is that of the copy that is next."""

@@ -1,4 +1,4 @@
-"""The step of a pipeline rank, with bodies composed of blocks that were lowered once.
+"""The step of a pipeline rank or of some of its chunks, with bodies composed of blocks that were lowered once.
 
 What the optimizer adds to a chunk (gathers, reductions, updates) depends on the sizes of its parameters, the number of
 blocks, and buckets that span blocks. It is therefore lowered by the same code as a complete program
@@ -28,15 +28,20 @@ from plans.lower.symbolic.wide import with_wide_buckets
 from plans.model.graph import Operator, Tensor
 from plans.program import Instruction, Kind, Scope, Value
 
-__all__ = ["SymbolicRank", "lower_rank"]
+__all__ = ["SymbolicRank", "are_apart", "lower_rank"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SymbolicRank:
-    """The step of a pipeline rank, with symbolic sizes.
+    """The step of a pipeline rank, or of some of its chunks, with symbolic sizes.
+
+    Chunks that are lowered apart (`are_apart`) make up a rank: it begins with what each begins with, and each part of
+    its end is that part of every chunk.
 
     Args:
-        begin, end: what opens and closes the step, without the waits for what was sent.
+        begin: what opens the step.
+        ends: what closes it, without the waits for what was sent, in parts: reductions of the step, updates that have a
+            turn, other updates (`OptimizerLowering.updates_in_turn`), last waits.
         bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
             number of the block that it is in. An instruction whose call is "cell" has been done by the cell before
             it: it only marks which values of the step are alive.
@@ -45,8 +50,22 @@ class SymbolicRank:
 
     begin: tuple[Instruction, ...]
     bodies: Mapping[tuple[int, str], tuple[tuple[int, Item], ...]]
-    end: tuple[Instruction, ...]
+    ends: tuple[tuple[Instruction, ...], ...]
     values: Mapping[str, Value]
+
+
+def are_apart(degrees: Degrees, outline: ModelOutline, chunks: Sequence[Collection[str]]) -> bool:
+    """Whether chunks of a rank can be lowered apart: no instruction is about parameters of several.
+
+    Args:
+        degrees: how the model is spread.
+        outline: its parameters.
+        chunks: the kinds of the pieces of each, besides blocks.
+    """
+    if degrees.optimizer.clip_norm is not None:  # one instruction reads all gradients
+        return len(chunks) == 1
+    read = [{tensor.name for kind in kinds for tensor in outline.pieces[kind].tensors} for kinds in chunks]
+    return sum(map(len, read)) == len(set().union(*read))
 
 
 def lower_rank(
@@ -58,7 +77,7 @@ def lower_rank(
     table_of_head: str,
     copies: Mapping[int, int] | None = None,
 ) -> SymbolicRank:
-    """Lower the step of a pipeline rank.
+    """Lower the step of a pipeline rank, or of some of its chunks.
 
     Args:
         degrees: how the model is spread.
@@ -124,11 +143,10 @@ class _RankLowering:
         optimizer.reduce_rest(end)
         if any(use.piece == "head" for chunk in self.chunks for use in chunk):
             self._share_loss(end)
-        closing = end.instructions + optimizer.updates(places)
-        end.instructions = []
+        ends = [end.taken(), *optimizer.updates_in_turn(places)]
         end.flush()
         return SymbolicRank(
-            begin=tuple(gathers), bodies=bodies, end=(*closing, *end.instructions), values=self.table.values
+            begin=tuple(gathers), bodies=bodies, ends=tuple(map(tuple, (*ends, end.taken()))), values=self.table.values
         )
 
     def _parameters(self, chunk: Sequence[PieceUse]) -> set[str]:
