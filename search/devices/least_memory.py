@@ -160,7 +160,7 @@ def _terms(space: ScheduleSpace) -> tuple[Floats, Floats]:
 
 def _sums(states: Floats, pieces: Floats) -> Floats:
     """(spread, rank, moment) pieces in the micro-batches that are kept, given (spread, rank, chunk of the rank)."""
-    return np.asarray((states[None] @ pieces[..., None])[..., 0])
+    return np.asarray((states @ pieces.transpose(1, 2, 0)).transpose(2, 0, 1))
 
 
 def _running(space: ScheduleSpace, chunk: Ints) -> Floats:

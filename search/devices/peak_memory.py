@@ -30,6 +30,9 @@ _MOST_KNOWN = 2000
 _KINDS = 4
 """Forward, full backward, input gradient, weight gradient."""
 
+_KEPT, _KEPT_FOR_WEIGHTS = np.array([[1, -1, -1, 0], [0, 0, 1, -1]], dtype=np.int32)
+"""(kind) what it adds to the micro-batches that are kept for it, until the backward and for the gradients of weights."""
+
 
 @dataclass(kw_only=True)
 class PeakMemory:
@@ -273,33 +276,36 @@ def _alive(schedule: Schedule) -> _Alive:
         place[own] = np.arange(len(own))
         chunks[rank, : len(own)] = own
     rank_of = np.repeat(np.arange(num_ranks), np.diff(table.rank_start))
-    mine = place[table.stage][:, None] == np.arange(most)
-    kind = table.kind[:, None]
-    whole = _before(mine * np.where(kind == 0, 1, np.where(kind == 3, 0, -1)), table.rank_start)
-    part = _before(mine * np.where(kind == 2, 1, np.where(kind == 3, -1, 0)), table.rank_start)
-    whole += mine & (kind == 0)  # a forward's own count while it runs
-    group = (rank_of * _KINDS + table.kind) * most + place[table.stage]
-    there = _before(mine & makes_gradients(schedule)[:, None], table.rank_start)
-    state = np.concatenate([whole, part, there], axis=1)
-    left = _first_of_equal(np.column_stack([group, state]))
-    left = left[np.lexsort((state[left].sum(axis=1), group[left]))]
+    at = place[table.stage]
+    mine = at == np.arange(most)[:, None]  # (chunk of the rank, action); all that follows has actions in its last axis
+    whole = _before(mine * _KEPT[table.kind], table.rank_start)
+    part = _before(mine * _KEPT_FOR_WEIGHTS[table.kind], table.rank_start)
+    whole += mine & (table.kind == 0)  # a forward's own count while it runs
+    group = (rank_of * _KINDS + table.kind) * most + at
+    there = _before(mine & makes_gradients(schedule), table.rank_start)
+    state = np.concatenate([whole, part, there])
+    left = _first_of_equal(group, state)
+    total = state[:, left].sum(axis=0)
+    left = left[np.argsort(group[left] * (total.max(initial=0) + 1) + total, kind="stable")]
+    of_group, states = group[left], state[:, left]
     chosen: list[Ints] = []
     for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
         if not len(left):
             break
-        champions = left[np.append(group[left][1:] != group[left][:-1], True)]
-        best = np.zeros((int(group.max()) + 1, state.shape[1]), dtype=state.dtype)
-        best[group[champions]] = state[champions]
-        chosen.append(champions)
-        left = left[(state[left] > best[group[left]]).any(axis=1)]
+        champions = np.flatnonzero(np.append(of_group[1:] != of_group[:-1], True))
+        best = np.repeat(states[:, champions], np.diff(champions, prepend=-1), axis=1)
+        chosen.append(left[champions])
+        more = np.flatnonzero((states > best).any(axis=0))
+        left, of_group, states = left[more], of_group[more], states[:, more]
     moments = np.concatenate([*chosen, left])
     moments = moments[np.argsort(rank_of[moments], kind="stable")]
     begins = np.searchsorted(rank_of[moments], np.arange(num_ranks + 1))
     count = np.diff(begins)
     of = moments[begins[:-1, None] + np.minimum(np.arange(count.max()), count[:, None] - 1)]  # the last one again
+    state, there = (np.moveaxis(counts[:, of], 0, 2).astype(np.float64, order="C") for counts in (state, there))
     return _Alive(
-        chunks=chunks, state=state[:, : 2 * most if part.any() else most][of].astype(np.float64),
-        to_come=(1.0 - there[of]) * (np.arange(most) < np.array([[len(own)] for own in of_rank]))[:, None],
+        chunks=chunks, state=state[..., : 2 * most if part.any() else most],
+        to_come=(1.0 - there) * (np.arange(most) < np.array([[len(own)] for own in of_rank]))[:, None],
         runs=table.kind[of].astype(np.int64) * len(placement) + table.stage[of],
     )  # fmt: skip
 
@@ -307,21 +313,25 @@ def _alive(schedule: Schedule) -> _Alive:
 _CHAMPIONS = 8
 
 
-def _first_of_equal(rows: Ints) -> Ints:
-    """The first of all equal rows of small numbers, ascending; a steady schedule repeats its states."""
-    numbers = rows.max(axis=0, initial=0).astype(np.int64) + 1
-    if math.prod(numbers.tolist()) >= 2**63:  # no code for each
-        return np.arange(len(rows))
-    scale = np.cumprod(np.append(1, numbers[:-1]))
-    return np.sort(np.unique(rows @ scale, return_index=True)[1])
+def _first_of_equal(group: Ints, counts: Ints) -> Ints:
+    """The first of all actions that are equal in their group and all (row, action) counts, which are not negative,
+    ascending; a steady schedule repeats its states."""
+    numbers = counts.max(axis=1, initial=0).astype(np.int64) + 1
+    if math.prod([int(group.max(initial=0)) + 1, *numbers.tolist()]) >= 2**63:  # no code for each
+        return np.arange(len(group))
+    code = group.astype(np.int64)
+    for row, number in zip(counts, numbers.tolist(), strict=True):
+        if number > 1:
+            code = code * number + row
+    return np.sort(np.unique(code, return_index=True)[1])
 
 
 def _before(change: Ints, starts: Ints) -> Ints:
-    """(row, column) sums over the earlier rows of the same rank."""
-    total = np.cumsum(change, axis=0) - change
+    """(row, action) sums over the earlier actions of the same rank, whose first one is at its start."""
+    total = np.cumsum(change, axis=1, dtype=np.int32) - change
     lengths = np.diff(starts)
-    first = total[starts[:-1][lengths > 0]]
-    return np.asarray(total - np.repeat(first, lengths[lengths > 0], axis=0))
+    first = total[:, starts[:-1][lengths > 0]]
+    return np.asarray(total - np.repeat(first, lengths[lengths > 0], axis=1))
 
 
 @lru_cache(maxsize=2048)
