@@ -88,7 +88,7 @@ class AxisOrders:
     ) -> StageConfig:
         """The stage configuration of a mesh; `tiers` instead of where it has its groups."""
         tiers = self._tiers_of.get(place, ()) if tiers is None else tiers
-        return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, tiers)
+        return _stage_config(place.tp, place.cp, sp, size, recompute, split, place.ep, tiers)
 
     def nearest_tiers(self, mesh: Mesh) -> Tiers | None:
         """Each group inside a stage on the nearest links of all locations, which no location is faster than; None:
@@ -108,6 +108,10 @@ class AxisOrders:
             one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
             for one, other in pairwise(links)
         )
+
+
+_stage_config = functools.lru_cache(maxsize=65_536)(StageConfig)
+"""Equal ones are one object: as keys they are found without comparing them."""
 
 
 def _nearest(places: Sequence[dict[str, Group]]) -> dict[str, Group] | None:

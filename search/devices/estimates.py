@@ -19,7 +19,7 @@ from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Problem
 from search.devices.schedule_space import ScheduleSpaces
 from search.devices.space import Mesh, levels, recomputes, schedule_of, shapes
-from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
+from search.devices.stage_config import StageConfig, in_any_order, in_any_place, in_order, without_recompute
 from search.result import Rejected
 from simulator.estimate.layout import is_split
 
@@ -53,6 +53,7 @@ class Estimates:
     def __post_init__(self) -> None:
         self.bubbles = Bubbles(problem=self.problem, together=self.spaces.together)
         self.modes = recomputes(self.problem)
+        self._plain_bounds: dict[tuple[int, int, StageConfig], float] = {}
         config, dense = self.problem.config, num_dense(self.problem.config)
         self._block_parameters = dense * config.block_parameters()
         self._block_parameters += (config.num_layers - dense) * config.block_parameters(dense)
@@ -152,14 +153,28 @@ class Estimates:
         Forwards are priced first, then backwards: a bound that reaches `enough_s` on the way is returned as it is.
         """
         partial = self.spaces.is_partial(stage.recompute)
-        if enough_s < float("inf") and (not partial or self.costs.recompute_only_adds):
-            for num_parts in range(1, 3 if stage.split else 2):
-                pieces_s = self.costs.piece_seconds(without_recompute(stage) if partial else stage, num_parts)
-                bound_s = self._pipeline_bound_s(mesh, size, stage.split, pieces_s, enough_s=enough_s)
-                if bound_s >= enough_s:
-                    return bound_s
+        if not partial or self.costs.recompute_only_adds:
+            bound_s = self._plain_bound_s(mesh, size, without_recompute(stage) if partial else stage, enough_s)
+            if bound_s >= enough_s or not (partial and excess_bytes):
+                return bound_s
         pieces_s, more_s = self._least_s(stage, excess_bytes)
         return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s, enough_s)
+
+    def _plain_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, enough_s: float) -> float:
+        """The same if all blocks recompute in the mode of `stage`: known for all meshes with as many pipeline ranks and
+        micro-batches, and for the modes in which blocks may keep everything."""
+        key = mesh.pp, mesh.dp, in_any_order(stage)
+        if key in self._plain_bounds:
+            return self._plain_bounds[key]
+        last = 3 if stage.split else 2
+        bound_s = 0.0
+        for num_parts in range(1 if enough_s < float("inf") else last, last + 1):
+            pieces_s = self.costs.piece_seconds(stage, num_parts)
+            bound_s = self._pipeline_bound_s(mesh, size, stage.split, pieces_s, enough_s=enough_s)
+            if bound_s >= enough_s:
+                return bound_s
+        self._plain_bounds[key] = bound_s
+        return bound_s
 
     def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table no entry of which is above `floor`, from quickly known values."""

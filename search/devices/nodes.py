@@ -118,13 +118,14 @@ class Nodes:
             own = min(self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) for sp in sps)
             yield max(bound, own), Kind.MESH, (mesh, size, True)
             return
+        every = levels(self.problem, mesh)
         for sp in sps:
             if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) >= enough_s:
                 continue
             for split in self.estimates.splits(mesh):
                 for recompute in self.estimates.modes:
                     stage = self.axis_orders.stage_config(mesh, sp, size, recompute, split)
-                    chosen = self.estimates.fitting_levels(mesh, stage, levels(self.problem, mesh))
+                    chosen = self.estimates.fitting_levels(mesh, stage, every)
                     if not chosen:
                         continue
                     if self.estimates.saves_nothing(in_any_place(stage)):
@@ -146,10 +147,10 @@ class Nodes:
                 own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess, enough_s))
             if own >= enough_s:
                 continue
-            may_fit, _ = self._may_fit(mesh, stage, level, group)
-            if not may_fit.any():
-                continue
             bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.quick_floor)
+            if bounds.min() >= enough_s:
+                continue
+            may_fit, _ = self._may_fit(mesh, stage, level, group)
             own = max(own, float(bounds.min(where=may_fit, initial=np.inf)))
             if own < enough_s:
                 yield own, Kind.LEVEL, (mesh, size, stage, level)
