@@ -161,8 +161,7 @@ class Estimates:
         return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s, enough_s)
 
     def _plain_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, enough_s: float) -> float:
-        """The same if all blocks recompute in the mode of `stage`: known for all meshes with as many pipeline ranks and
-        micro-batches, and for the modes in which blocks may keep everything."""
+        """The same if all blocks recompute in the mode of `stage`; made once for all modes and meshes that share it."""
         key = mesh.pp, mesh.dp, in_any_order(stage)
         if key in self._plain_bounds:
             return self._plain_bounds[key]

@@ -31,7 +31,7 @@ _KINDS = 4
 """Forward, full backward, input gradient, weight gradient."""
 
 _KEPT, _KEPT_FOR_WEIGHTS = np.array([[1, -1, -1, 0], [0, 0, 1, -1]], dtype=np.int32)
-"""(kind) what it adds to the micro-batches that are kept for it, until the backward and for the gradients of weights."""
+"""(kind) what it adds to the micro-batches that are kept until the backward, and for the gradients of weights."""
 
 
 @dataclass(kw_only=True)
@@ -302,15 +302,20 @@ def _alive(schedule: Schedule) -> _Alive:
     begins = np.searchsorted(rank_of[moments], np.arange(num_ranks + 1))
     count = np.diff(begins)
     of = moments[begins[:-1, None] + np.minimum(np.arange(count.max()), count[:, None] - 1)]  # the last one again
-    state, there = (np.moveaxis(counts[:, of], 0, 2).astype(np.float64, order="C") for counts in (state, there))
+    is_own = np.arange(most) < np.array([[len(own)] for own in of_rank])
     return _Alive(
-        chunks=chunks, state=state[..., : 2 * most if part.any() else most],
-        to_come=(1.0 - there) * (np.arange(most) < np.array([[len(own)] for own in of_rank]))[:, None],
+        chunks=chunks, state=_by_moment(state[: 2 * most if part.any() else most], of),
+        to_come=(1.0 - _by_moment(there, of)) * is_own[:, None],
         runs=table.kind[of].astype(np.int64) * len(placement) + table.stage[of],
     )  # fmt: skip
 
 
 _CHAMPIONS = 8
+
+
+def _by_moment(counts: Ints, of: Ints) -> Floats:
+    """(rank, moment, row) the (row, action) counts at the actions `of` (rank, moment)."""
+    return np.asarray(np.moveaxis(counts[:, of], 0, 2).astype(np.float64, order="C"))
 
 
 def _first_of_equal(group: Ints, counts: Ints) -> Ints:
