@@ -23,6 +23,13 @@ def classes():
     return drawn(BATCH, WIDTH), torch.tensor([0, 3, 1, 3, 2, 0, 3, 1])
 
 
+def odd_ones():
+    """Every pair of samples, a micro-batch, has one whose label is below 3 and whose feature 1 is positive."""
+    x, _ = classes()
+    x[:, 1] = torch.tensor([-1.0, 1.0]).repeat(BATCH // 2) * x[:, 1].abs()
+    return x, torch.tensor([0, 1, 3, 1, 2, 0, 3, 1])
+
+
 def variational(m, made, x, label):
     """A VAE's: squared errors summed, plus the divergence's mean over the batch."""
     mean, spread = made.chunk(2, -1)
@@ -114,6 +121,21 @@ def flattened_sums(rows, mask):
     return divergence + counted + rows.sum() / rows.numel() + rows.abs().sum() * (0.3 / len(mask))
 
 
+def of_columns(m, made, x, label):
+    """Rows along other dims than the first, parts of rows, rows of rows, and places that follow from shapes."""
+    seen, across, even = label < 3, made.t(), torch.arange(WIDTH) % 2 == 0
+    rows, far = made[seen], x[seen][:, 1] > 0
+    square = across[:WIDTH, seen][:4, far]  # as many columns as an exported batch has samples
+    loss = F.mse_loss(square, x[seen][far].T[:4]) + across[:, seen].softmax(0).square().mean() + rows[far].exp().mean()
+    loss = loss + F.cross_entropy(across[1:5, seen].T, label[seen].long()) + made[..., even].tanh().mean()
+    loss = loss + made[seen, 2:5].square().mean() * made[None, ..., seen, :3].abs().mean()
+    rows = rows * 2
+    rows[far] = m.out(rows[far]).sin()
+    changed = torch.zeros_like(across)
+    changed[1:3, x[:, 0] > 0] = made[x[:, 0] > 0, :2].T
+    return loss + rows.square().mean() + changed.exp().mean()
+
+
 def of_rows(m, made, x, label):
     """Losses of the rows that masks select, their numbers and masked elements, in the ways that people write them."""
     seen, chance = label < 2, made.softmax(-1)
@@ -159,6 +181,7 @@ def by_other_names(m, made, x, label):
 LOSSES = {
     "other names": (lambda: Losses(by_other_names), vectors),
     "rows of masks, losses": (lambda: Losses(of_rows), classes),
+    "columns of masks, losses": (lambda: Losses(of_columns), odd_ones),
     "adversarial samples": (lambda: Losses(adversarial_samples), classes),
     "derivatives in the forward": (lambda: Losses(penalised), vectors),
     "several batches at once": (lambda: Losses(two_views), vectors),

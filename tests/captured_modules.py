@@ -605,6 +605,7 @@ ON_RANKS = (
     "recurrent", "complex rotations", "mean over what counts", "derivatives in the forward",
     "running statistics, own", "counter", "codebook of moving averages", "chosen in every sample",
     "kernels of samples", "functions of means", "rows of masks, losses", "adversarial samples",
+    "columns of masks, losses",
 )  # fmt: skip
 """Modules that have, between them, every kind of operator that is in `MODULES`."""
 

@@ -16,7 +16,7 @@ from tests.kept import Case, hash_of
 
 __all__ = ["CAPTURES", "graph_line"]
 
-OF_TORCH = ("own gradients", "rows of masks, losses")
+OF_TORCH = ("own gradients", "rows of masks, losses", "columns of masks, losses")
 """Modules with calls that versions of torch record in different ways."""
 
 

@@ -462,6 +462,20 @@ REFUSED = {
     "softmax over the rows of a mask": (
         lambda m, x, label: (m.fc(x)[x[:, 0] > 0].softmax(0) * label[x[:, 0] > 0]).mean(), "works along dim 0 of"
     ),
+    "number of the rows of a mask": (
+        lambda m, x, label: m.fc(x)[x[:, 0] > 0].square().mean() * (len(x[x[:, 0] > 0]) / 4), "changes with the number"
+    ),
+    "batch norm of the rows of a mask": (
+        lambda m, x, label: functional.batch_norm(m.fc(x)[x[:, 0] > 0], None, None, training=True).exp().mean(),
+        r"aten\.batch_norm.*reads rows that a mask selects",
+    ),
+    "softmax over rows without the batch": (
+        mean_to(lambda m, x: m.fc(x) * m.fc.weight[m.fc.bias > 0].softmax(0).square().mean()),
+        r"aten\.softmax.*reads rows that a mask selects",
+    ),
+    "buffer as a mask": (
+        mean_to(lambda m, x: m.fc(x[:, m.mask].mean(1, keepdim=True))), r"the buffer 'mask' selects.*'mask_places'"
+    ),
     "rows of two masks": (
         mean_to(lambda m, x: m.fc(x) * (x[x[:, 0] > 0] @ x[x[:, 0] < 0].t()).sum()), "reads rows that a mask selects"
     ),
@@ -546,6 +560,7 @@ def test_unsupported_modules_are_refused(model, capsys):
     function, message = REFUSED[model]
     frozen = nn.Linear(6, 6).requires_grad_(False)
     module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen, steps=[])
+    module.register_buffer("mask", torch.arange(6) > 2)
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)

@@ -39,7 +39,7 @@ from executor.capture.calls.decompose import decompose_sized, divide_by_samples,
 from executor.capture.calls.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.calls.functional import line_of, without_in_place
 from executor.capture.calls.histograms import count_by_sums
-from executor.capture.calls.masked_rows import rows_of_masks_counted, write_masked_rows
+from executor.capture.calls.masked_rows import check_masks, rows_of_masks_counted, write_masked_rows
 from executor.capture.calls.masks import fix_sizes, state_masks
 from executor.capture.calls.rows import choose_in_samples
 from executor.capture.calls.straight import (
@@ -162,7 +162,7 @@ def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: 
 
 
 def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[Stack, ...]:
-    with _in_forms_to_capture(module):
+    with _in_forms_to_capture(module, 1):
         return stacks_of_equal_blocks(module, lambda: module(*examples.values()))
 
 
@@ -186,6 +186,8 @@ def _graph_of_samples(module: nn.Module, examples: Mapping[str, torch.Tensor], s
         state_masks(exported.graph, hiding)
     fix_sizes(exports[0].graph, exports[1].graph, small)
     grown = _grown(exports[0], exports[1], small)
+    if grown:
+        check_masks(exports[0].graph, grown)
     for exported in exports:
         split_concatenated(exported.graph, grown)
         choose_in_samples(exported.graph, grown)
@@ -217,7 +219,7 @@ def _exported(
     masks, numbers = known_masks(module), known_numbers(module)
 
     def export() -> ExportedProgram:
-        with _in_forms_to_capture(module), _returning_its_loss(module, changed, start):
+        with _in_forms_to_capture(module, batch_size), _returning_its_loss(module, changed, start):
             return torch.export.export(module, tuple(examples.values()), strict=False)
 
     try:
@@ -357,7 +359,7 @@ def _returning_its_loss(
 
 
 @contextlib.contextmanager
-def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
+def _in_forms_to_capture(module: nn.Module, batch_size: int) -> Iterator[None]:
     """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
         attributes_kept(module),
@@ -372,7 +374,7 @@ def _in_forms_to_capture(module: nn.Module) -> Iterator[None]:
         noting_checkpoints(),
         vmap_in_one_piece(),
         numbers_from_shapes(),
-        rows_of_masks_counted(),
+        rows_of_masks_counted(module, batch_size),
         autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.capture.calls.masks import run_on_cpu
 
-__all__ = ["numbers_from_shapes", "recorded"]
+__all__ = ["numbers_from_shapes", "places_from_shapes", "recorded"]
 
 _TAKEN_BY = ("__bool__", "__float__", "__int__", "item")
 _MOST_ELEMENTS = 2**22
@@ -35,12 +35,11 @@ def numbers_from_shapes() -> Iterator[None]:
 
 def _from_shapes(take: Any) -> Any:
     def taken(self: Tensor) -> Any:
-        node = recorded(self)
+        value = _value(self)
+        if value is None:
+            return take(self)
         with _disable_current_modes():
-            value = None if node is None else _values(node.graph).get(node)
-            if value is not None:
-                return take(value)
-        return take(self)
+            return take(value)
 
     return taken
 
@@ -52,6 +51,20 @@ def recorded(tensor: Tensor) -> fx.Node | None:
         return None
     slot = get_proxy_slot(tensor, mode.tracer, None)
     return None if slot is None else slot.proxy.node
+
+
+def _value(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor on the CPU, where they follow from shapes alone."""
+    node = recorded(tensor)
+    with _disable_current_modes():
+        return None if node is None else _values(node.graph).get(node)
+
+
+def places_from_shapes(mask: Tensor) -> list[int] | None:
+    """The indices of the True elements of a mask, flattened, where they follow from shapes alone."""
+    value = _value(mask)
+    with _disable_current_modes():
+        return None if value is None else value.flatten().nonzero().squeeze(-1).tolist()
 
 
 def _values(graph: fx.Graph) -> dict[fx.Node, Tensor]:

@@ -4,28 +4,28 @@ The number of rows depends on the values of the mask. While a module is exported
 rows that nothing else has, a prime. Afterwards the calls are written for all rows; those outside of the mask are 1 (0
 of whole numbers), so that no value is infinite. A mean or a sum over the rows counts those of the mask:
 `x[mask].mean()` becomes `where(mask, x, 0).sum() / mask.sum()`. Numbers that contain the prime, as in
-`losses.sum() / losses.numel()`, become the number of rows in the mask.
+`losses.sum() / losses.numel()`, become the number of rows in the mask. `x[:, mask]` is the same of a permuted `x`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from executor.capture.calls.control_flow import recorded
+from executor.capture.calls.control_flow import places_from_shapes, recorded
 from executor.capture.calls.functional import called_as, line_of
 from plans.errors import TwofoldError
 
-__all__ = ["rows_of_masks_counted", "write_masked_rows"]
+__all__ = ["check_masks", "rows_of_masks_counted", "write_masked_rows"]
 
 _LIBRARY = torch.library.Library("twofold", "FRAGMENT")
 _LIBRARY.define("masked_rows(Tensor x, Tensor mask, int count) -> Tensor")
@@ -34,13 +34,20 @@ _LIBRARY.define("masked_places(Tensor mask, int count) -> Tensor")
 
 aten = torch.ops.aten
 _READ, _PUT, _PLACES = (f"twofold.{name}.default" for name in ("masked_rows", "put_masked_rows", "masked_places"))
+_OF_ROWS = "rows of"
+"""Key in the `meta` of a call that may combine rows: their mask."""
+_ALIKE = (
+    "view", "reshape", "permute", "transpose", "t", "movedim", "unsqueeze", "squeeze", "select", "expand", "to",
+    "detach", "clone", "contiguous", "getitem", "linear", "embedding",
+)  # fmt: skip
+"""Calls that treat rows alike, as pointwise ones do; a dim that they work along has no rows in the result."""
 _SAME_PLACES = ("squeeze", "view", "reshape", "flatten", "select", "unbind", "getitem")
 """Calls that give the places [count, 1] in another shape."""
-_PRIMES = (
-    10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079, 10091, 10093, 10099, 10103, 10111, 10133, 10139, 10141,
-    10151, 10159, 10163, 10169, 10177, 10181, 10193, 10211, 10223, 10243, 10247, 10253, 10259, 10267, 10271, 10273,
-)  # fmt: skip
-"""Numbers of rows of the masks of a forward."""
+_PRIMES = tuple(number for number in range(10007, 10700) if all(number % factor for factor in range(2, 104)))
+_MOST_MASKS = len(_PRIMES) // 2
+"""Masks of a forward. Half of the primes are for each of two exports, whose batches differ by a factor of 2: a
+number of the graph that was made of a prime differs, and is refused.
+"""
 
 
 @torch.library.impl(_LIBRARY, "masked_rows", "CompositeExplicitAutograd")
@@ -61,11 +68,34 @@ def _shape_of_places(mask: Tensor, count: int) -> Tensor:
 # -- while a module is exported ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The part of x that `x[before, mask, after]` reads or writes.
+
+    Args:
+        whole: a view of x with the dims of the mask first.
+        mask: selects rows of `whole`.
+        count: the prime that stands for the number of these rows.
+        dim: of the rows in `x[before, mask, after]`.
+    """
+
+    whole: Tensor
+    mask: Tensor
+    count: int
+    dim: int
+
+
+def _is_basic(part: Any) -> bool:
+    return part is None or part is Ellipsis or isinstance(part, slice)
+
+
 class _Counts:
     """The number of rows of every mask of a forward, a prime; equal masks have the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, half: int) -> None:
+        self._half = half
         self._counts: dict[Any, int] = {}
+        self._get = Tensor.__getitem__
 
     def of(self, mask: Tensor) -> int | None:
         """The number for a mask that depends on values; None for other tensors."""
@@ -74,39 +104,68 @@ class _Counts:
             return None
         key = (_written_out(node, {}), _num_changes(node.graph))
         if key not in self._counts:
-            if len(self._counts) == len(_PRIMES):
-                raise TwofoldError(f"the forward selects rows by more than {len(_PRIMES)} masks")
-            self._counts[key] = _PRIMES[len(self._counts)]
+            if len(self._counts) == _MOST_MASKS:
+                raise TwofoldError(f"the forward selects rows by more than {_MOST_MASKS} masks")
+            self._counts[key] = _PRIMES[2 * len(self._counts) + self._half]
         return self._counts[key]
 
-    def chosen(self, x: Tensor, index: Any) -> tuple[Tensor, int] | None:
-        """The mask and the number of its rows, where an index is a mask that selects complete rows of `x`."""
-        mask = index[0] if isinstance(index, tuple | list) and len(index) == 1 else index
-        if not isinstance(mask, Tensor) or x.shape[: mask.dim()] != mask.shape:
+    def chosen(self, x: Tensor, index: Any) -> _Chosen | None:
+        """The mask and the view that it selects from; None for an index with more than one mask, slices and None.
+
+        Integers may follow a mask that comes first.
+        """
+        parts = tuple(index) if isinstance(index, tuple | list) else (index,)
+        at = next((at for at, part in enumerate(parts) if isinstance(part, Tensor)), None)
+        if at is None or (count := self.of(mask := parts[at])) is None:
             return None
-        count = self.of(mask)
-        return None if count is None else (mask, count)
+        before, after = parts[:at], parts[at + 1 :]
+        if not all(map(_is_basic, before)) or not all(
+            _is_basic(part) or (not before and type(part) is int) for part in after
+        ):
+            return None
+        if Ellipsis in before:
+            taken = mask.dim() + sum(part is not None and part is not Ellipsis for part in (*before, *after))
+            place = before.index(Ellipsis)
+            before = (*before[:place], *[slice(None)] * (x.dim() - taken), *before[place + 1 :])
+        part = self._get(x, (*before, *[slice(None)] * mask.dim(), *after))
+        dims = list(range(part.dim()))
+        first = dims[len(before) : len(before) + mask.dim()]
+        whole = part.permute(first + [dim for dim in dims if dim not in first]) if before else part
+        return _Chosen(whole, mask, count, len(before)) if whole.shape[: mask.dim()] == mask.shape else None
 
 
 @contextlib.contextmanager
-def rows_of_masks_counted() -> Iterator[None]:
+def rows_of_masks_counted(module: nn.Module, batch_size: int) -> Iterator[None]:
     """Within this context `x[mask]`, `x[mask] = rows`, `torch.masked_select` and the places of a mask [n], which
     `nonzero` and `where` find, have as many rows as a prime."""
-    counts = _Counts()
+    counts = _Counts(batch_size.bit_length() % 2)
     get, put, select = Tensor.__getitem__, Tensor.__setitem__, torch.masked_select
     nonzero, where = torch.nonzero, torch.where
 
     def read(x: Tensor, index: Any) -> Tensor:
         chosen = counts.chosen(x, index)
-        rows: Tensor = get(x, index) if chosen is None else torch.ops.twofold.masked_rows(x, *chosen)
-        return rows
+        if chosen is None:
+            return get(x, index)
+        if name := next((name for name, buffer in module.named_buffers() if buffer is chosen.mask), None):
+            raise TwofoldError(
+                f"the buffer {name!r} selects rows, whose number depends on its values; keep their places instead, as "
+                f"self.register_buffer({name + '_places'!r}, mask.nonzero().squeeze(-1))"
+            )
+        places = places_from_shapes(chosen.mask) if chosen.dim else None
+        if places is not None:
+            rows: Tensor = get(chosen.whole.flatten(0, chosen.mask.dim() - 1), torch.tensor(places))
+        else:
+            rows = torch.ops.twofold.masked_rows(chosen.whole, chosen.mask, chosen.count)
+        return rows.movedim(0, chosen.dim) if chosen.dim else rows
 
     def write(x: Tensor, index: Any, value: Any) -> None:
         chosen = counts.chosen(x, index)
-        if chosen is None or not isinstance(value, Tensor) or value.shape[:1] != (chosen[1],):
-            put(x, index, value)
-        else:
-            x.copy_(torch.ops.twofold.put_masked_rows(x, chosen[0], value))
+        if chosen is None or not isinstance(value, Tensor) or chosen.count not in value.shape:
+            return put(x, index, value)
+        whole, shape = chosen.whole, list(chosen.whole.shape[chosen.mask.dim() :])
+        rows = value.expand(*shape[: chosen.dim], chosen.count, *shape[chosen.dim :])
+        rows = rows.movedim(chosen.dim, 0) if chosen.dim else rows
+        whole.copy_(torch.ops.twofold.put_masked_rows(whole, chosen.mask, rows))
 
     def selected(x: Tensor, mask: Tensor, **settings: Any) -> Tensor:
         if settings:
@@ -187,6 +246,18 @@ def write_masked_rows(exported: ExportedProgram) -> None:
         _Writer(graph).write()
 
 
+def check_masks(graph: fx.Graph, grown: Mapping[str, int]) -> None:
+    """Refuse calls that may combine the rows of a mask without the batch: the batch is checked as any other is.
+
+    Args:
+        graph: exported, with its masked rows written.
+        grown: call -> the dim of its result that is the batch.
+    """
+    for node in graph.nodes:
+        if _OF_ROWS in node.meta and node.meta[_OF_ROWS].name not in grown:
+            raise _refused(node)
+
+
 class _Writer:
     """Calls on the rows of masks, written for all rows.
 
@@ -200,6 +271,7 @@ class _Writer:
         self.rows: dict[fx.Node, _Rows] = {}  # calls that have rows -> theirs
         self.counts: dict[fx.Node, tuple[_Rows, ...]] = {}  # calls that follow from rows -> those
         self.num: dict[int, fx.Node] = {}  # prime -> the number of rows in the mask
+        self.dims: dict[fx.Node, int] = {}  # calls for all rows -> the dim of the rows
         self.places: dict[fx.Node, fx.Node] = {}  # places of rows -> their mask
 
     def write(self) -> None:
@@ -216,7 +288,9 @@ class _Writer:
 
     def _call(self, node: fx.Node) -> None:
         called = str(node.target)
-        if called == _PLACES:
+        if node.target is aten._assert_tensor_metadata.default:
+            self.graph.erase_node(node)
+        elif called == _PLACES:
             self.now[node] = self._placed(node)
         elif called == _READ:
             self.now[node] = self._entered(node, *node.args)
@@ -258,7 +332,7 @@ class _Writer:
             return
         own = {each for read in node.all_input_nodes if (each := self.rows.get(read)) is not None}
         if len(own) > 1 and len({each.count for each in own}) > 1:
-            raise self._refused(node)
+            raise _refused(node)
         rows = next(iter(own), None)
         self.counts[node] = above
         if rows is not None and not _has(node.meta["val"], rows.count):
@@ -278,41 +352,60 @@ class _Writer:
 
     def _entered(self, node: fx.Node, *given: Any) -> fx.Node:
         """All rows of a tensor, with 1 or 0 outside of the mask."""
-        whole, mask, count = self._renamed(given)
+        mask = self._within(node, given[1])
+        whole, count = self._renamed((given[0], given[2]))
         shape, lead = whole.meta["val"].shape, mask.meta["val"].dim()
         total = math.prod(shape[:lead])
         flat = self._reshaped(node, mask, [total])
         rows = _Rows(flat, count, total)
         all_rows = self._reshaped(node, whole, [total, *shape[lead:]])
+        self.dims[all_rows] = 0
         self.rows[node] = rows
         self.counts[node] = (*(each for read in given[:2] for each in self.counts.get(read, ())), rows)
-        return self._where(node, rows, all_rows, 1 if all_rows.meta["val"].is_floating_point() else 0)
+        found = self._where(node, rows, all_rows, 1 if all_rows.meta["val"].is_floating_point() else 0)
+        self.dims[found] = 0
+        return found
+
+    def _within(self, node: fx.Node, mask: Any) -> fx.Node:
+        """A mask; one of rows of another mask is False outside of that."""
+        own = self.rows.get(mask)
+        found: fx.Node = self._renamed(mask) if own is None else self._where(node, own, self.now[mask], 0)
+        return found
 
     def _placed(self, node: fx.Node) -> fx.Node:
         """The places of all rows."""
-        mask, count = self._renamed(node.args)
+        given: Any = node.args
+        mask, count = self._within(node, given[0]), given[1]
         self.places[node] = mask
         self.rows[node] = rows = _Rows(mask, count, mask.meta["val"].numel())
         self.counts[node] = (rows,)
         every = called_as(self.graph, node, aten.arange.default, (rows.total,), {"device": mask.meta["val"].device})
-        return self._reshaped(node, every, [rows.total, 1])
+        found = self._reshaped(node, every, [rows.total, 1])
+        self.dims[found] = 0
+        return found
 
     def _put(self, node: fx.Node, *read: Any) -> fx.Node:
         """A tensor with rows in place of those of the mask."""
         known = self.rows.get(read[2])
         whole, mask, rows = self._renamed(read)
         if known is None or known.total != mask.meta["val"].numel():
-            raise self._refused(node)
-        self.counts[node] = self.counts[read[2]]
+            raise _refused(node)
+        self.counts[node] = tuple(dict.fromkeys((*self.counts.get(read[0], ()), *self.counts[read[2]])))
+        if read[0] in self.rows:
+            self.rows[node] = self.rows[read[0]]
         given = self._reshaped(node, rows, list(whole.meta["val"].shape))
         if given.meta["val"].dtype != whole.meta["val"].dtype:
             given = called_as(self.graph, node, aten.to.dtype, (given, whole.meta["val"].dtype))
         rank = whole.meta["val"].dim()
         wide = self._reshaped(node, mask, [*mask.meta["val"].shape, *[1] * (rank - mask.meta["val"].dim())])
-        return called_as(self.graph, node, aten.where.self, (wide, given, whole))
+        found = called_as(self.graph, node, aten.where.self, (wide, given, whole))
+        self.dims[found] = 0  # if they are rows of another mask
+        return found
 
     def _for_all(self, node: fx.Node, rows: _Rows) -> fx.Node:
         """A call that treats its rows alike, for all of them."""
+        if node.target is aten.batch_norm.default and node.args[5]:  # of all rows, in training
+            raise _refused(node)
         args, kwargs = pytree.tree_map_only(
             int,
             lambda size: _resized(size, rows),
@@ -320,9 +413,27 @@ class _Writer:
             is_leaf=lambda each: isinstance(each, bool),
         )
         try:
-            return called_as(self.graph, node, node.target, args, kwargs)
+            made = called_as(self.graph, node, node.target, args, kwargs)
         except (RuntimeError, ValueError, IndexError) as error:
-            raise self._refused(node) from error
+            raise _refused(node) from error
+        if isinstance(node.meta["val"], Tensor):
+            self.dims[made] = self._dim(node, node.meta["val"], rows)
+        if not self._is_alike(node):
+            made.meta[_OF_ROWS] = rows.mask
+        return made
+
+    def _is_alike(self, node: fx.Node) -> bool:
+        """Whether a call treats its rows alike for sure."""
+        name = getattr(node.target, "__name__", "").split(".")[0]
+        reads_at_rows = name in ("index", "index_select") and node.args[0] not in self.rows
+        return torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ALIKE or reads_at_rows
+
+    def _dim(self, node: fx.Node, value: Tensor, rows: _Rows) -> int:
+        """The dim of the rows in a value of the export."""
+        dims = [dim for dim, size in enumerate(value.shape) if size % rows.count == 0]
+        if len(dims) != 1:
+            raise _refused(node)
+        return dims[0]
 
     def _reduced(self, node: fx.Node, rows: _Rows) -> fx.Node:
         """A mean or a sum over the rows, or a loss of them."""
@@ -336,13 +447,19 @@ class _Writer:
             over = dims if isinstance(dims, list | tuple) else [dims] if isinstance(dims, int) else []
             return self._over(node, rows, given["self"], called == "mean", over, bool(given.get("keepdim", False)))
         if "reduction" not in given and "reduction" not in names:
-            raise self._refused(node)
+            raise _refused(node)
         reduction = given.get("reduction", 1)
         labels = given.get("target")
         if "ignore_index" in names and not labels.meta["val"].is_floating_point():
             ignored = given.get("ignore_index", -100)
             return self._again(node, given | {"target": self._where(node, rows, labels, ignored)})
-        return self._over(node, rows, self._again(node, given | {"reduction": 0}), reduction == 1, [], False)
+        exported = dict(zip(names, node.args, strict=False)) | node.kwargs
+        each = self._again(node, exported | {"reduction": 0})
+        dim = self._dim(node, each.meta["val"], rows)
+        self.graph.erase_node(each)
+        losses = self._again(node, given | {"reduction": 0})
+        self.dims[losses] = dim
+        return self._over(node, rows, losses, reduction == 1, [], False)
 
     def _again(self, node: fx.Node, given: dict[str, Any]) -> fx.Node:
         """The same call with other arguments, in the order of its schema."""
@@ -398,12 +515,12 @@ class _Writer:
     def _where(self, node: fx.Node, rows: _Rows, all_rows: fx.Node, other: float) -> fx.Node:
         """The values in the mask, and a number outside of it."""
         value = all_rows.meta["val"]
-        at = next(dim for dim, size in enumerate(value.shape) if size % rows.total == 0)
+        at = self.dims.get(all_rows)
+        if at is None or value.shape[at] != rows.total:
+            raise _refused(node)
         shape = [1] * value.dim()
         shape[at] = rows.total
         mask = self._reshaped(node, rows.mask, shape)
-        if value.shape[at] != rows.total:
-            raise self._refused(node)
         filler = called_as(
             self.graph, node, aten.full.default, ([], other), {"dtype": value.dtype, "device": value.device}
         )
@@ -413,12 +530,13 @@ class _Writer:
         same = list(x.meta["val"].shape) == shape
         return x if same else called_as(self.graph, node, aten.reshape.default, (x, shape))
 
-    def _refused(self, node: fx.Node) -> TwofoldError:
-        return TwofoldError(
-            f"{node.target} ({line_of(node)}) reads rows that a mask selects, whose number depends on values; of such "
-            f"rows a forward may compute each by itself, their mean or sum, and a loss. Compute all rows, and write "
-            f"(losses * mask).sum() / mask.sum()"
-        )
+
+def _refused(node: fx.Node) -> TwofoldError:
+    return TwofoldError(
+        f"{node.target} ({line_of(node)}) reads rows that a mask selects, whose number depends on values; of such "
+        f"rows a forward may compute each by itself, their mean or sum, and a loss. Compute all rows, and write "
+        f"(losses * mask).sum() / mask.sum()"
+    )
 
 
 def _has(value: Any, count: int) -> bool:
