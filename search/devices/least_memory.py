@@ -48,8 +48,9 @@ class LeastMemory:
     def __init__(self, spaces: Sequence[ScheduleSpace]) -> None:
         terms, alive = zip(*map(_terms, spaces), strict=True)
         self._num_spreads = sum(len(space.layers) for space in spaces)
-        self._terms = np.concatenate(terms, axis=1)  # (kind, spread and moment, piece)
-        self._alive = np.concatenate(alive, axis=1)  # (kept wholly or for weights, spread and moment)
+        kinds, parts = np.concatenate(terms, axis=2), np.concatenate(alive, axis=2)
+        self._terms = kinds.reshape(len(kinds), -1, kinds.shape[3])  # (kind, moment and spread, piece)
+        self._alive = parts.reshape(len(parts), -1)  # (kept wholly or for weights, moment and spread)
 
     def needs(
         self, peak_memory: PeakMemory, stage: StageConfig, *, dp: int, level: int, partial: bool, limit: int
@@ -93,14 +94,14 @@ class LeastMemory:
 
     def _of_spreads(self, values: Floats) -> Floats:
         """(spread) the largest of all moments."""
-        return np.asarray(values.reshape(self._num_spreads, -1).max(axis=1))
+        return np.asarray(values.reshape(-1, self._num_spreads).max(axis=0))
 
 
 def _beside_head(backward: Floats, during: Floats, kept: Floats) -> Floats:
-    """(spread and moment) what the backward of a chunk's last block needs, whose head may have freed what it kept.
+    """(moment and spread) what the backward of a chunk's last block needs, whose head may have freed what it kept.
 
     Args:
-        backward: (spread and moment, piece) the block whose backward runs, and the head where the chunk has it.
+        backward: (moment and spread, piece) the block whose backward runs, and the head where the chunk has it.
         during, kept: (piece) bytes during its backward, and kept for it.
     """
     blocks = during.copy()
@@ -121,12 +122,12 @@ def _least_during(again: Floats, once: Floats, kept_again: Floats, kept_once: Fl
 
 
 def _terms(space: ScheduleSpace) -> tuple[Floats, Floats]:
-    """Counts by spread and moment, with one kind of counts in each row.
+    """Counts by moment and spread, with one kind of counts in each row.
 
     Returns:
-        (kind, spread and moment, piece): pieces of the rank, those whose gradients may come where activations were, and
+        (kind, moment, spread, piece): pieces of the rank, those whose gradients may come where activations were, and
         micro-batches of pieces that are kept, wholly or for the gradients of weights, and the last block of a chunk
-        whose backward runs, with the head if it has one; (kind, spread and moment)
+        whose backward runs, with the head if it has one; (kind, moment, spread)
         micro-batches that the chunks with blocks keep, wholly or for the gradients of weights.
     """
     chunks, states, to_come, backward = moments(space.schedule)
@@ -155,7 +156,7 @@ def _terms(space: ScheduleSpace) -> tuple[Floats, Floats]:
         held, np.einsum("skc,skcp->skp", to_come[rank, moment], own), np.einsum("skc,skcp->skp", then[..., :most], own),
         np.einsum("skc,skcp->skp", for_weights, own[:, :, : for_weights.shape[2]]), running,
     ]  # fmt: skip
-    return np.stack(kinds).reshape(len(kinds), -1, held.shape[2]), np.stack(alive).reshape(2, -1)
+    return np.stack(kinds).swapaxes(1, 2), np.stack(alive).swapaxes(1, 2)
 
 
 def _sums(states: Floats, pieces: Floats) -> Floats:
