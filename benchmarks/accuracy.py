@@ -96,7 +96,7 @@ def under_hosts(tables: Sequence[str]) -> list[dict[str, Any]]:
     predictions take."""
     found = []
     for table, cases in time_cases(tables).items():
-        for host in (*HOSTS_US, "median"):
+        for host in (*HOSTS_US, "quiet"):
             errors = []
             for case in cases:
                 stack = stack_named(case.stack)

@@ -31,7 +31,7 @@ __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load"
 
 def step_interval(
     machine: Machine, step_s: float, seconds_by_class: Mapping[str, float], unexplained: Interval | None = None,
-    host_share: float = 0.0,
+    host_share: float = 0.0, host_later: float = 0.0,
 ) -> tuple[float, float]:  # fmt: skip
     """The 90 % interval of a step time, in seconds.
 
@@ -44,6 +44,7 @@ def step_interval(
         host_share: seconds in which the host issues the step over those in which its device does the work. The step is
             the longer of the two, and so are its edges: a slow host may bind a step whose device is predicted to, and
             behind a fast one the device does. 0: the host is a class like the others.
+        host_later: logarithm of what the median host takes over the priced one.
 
     Raises:
         TwofoldError: an unknown class.
@@ -68,9 +69,12 @@ def step_interval(
     below = -math.sqrt(math.log(rest.low) ** 2 + squares)
     above = math.sqrt(math.log(rest.high) ** 2 + squares)
     if apart:
-        device, host = min(0.0, -math.log(host_share)), (min(0.0, math.log(host_share)), machine.spreads["dispatch"])
-        below = _quantile_of_greater(0.05, (device, -below / NINETY), host)
-        above = _quantile_of_greater(0.95, (device, above / NINETY), host)
+        device = min(0.0, -math.log(host_share))
+        host = min(0.0, math.log(host_share)) + host_later, machine.spreads["dispatch"]
+        below = min(0.0, _quantile_of_greater(0.05, (device, -below / NINETY), host))
+        slow = host_later + NINETY * machine.spreads["dispatch"]
+        longer_s = seconds_by_class.get("dispatch", 0.0) * math.expm1(slow)  # device waits
+        above = max(_quantile_of_greater(0.95, (device, above / NINETY), host), math.log1p(longer_s / step_s))
     return step_s * math.exp(below), step_s * math.exp(above)
 
 

@@ -389,18 +389,24 @@ def test_prices_carry_the_interval_of_their_class():
         price_interval(known, "matrices", 1.0)
 
 
-@pytest.mark.parametrize("host_share", [0.4, 0.8, 1.0, 1.3, 5.0])
-def test_the_edges_of_an_interval_are_those_of_the_longer_of_device_and_host(host_share):
+@pytest.mark.parametrize(("host_share", "later"), [(0.4, 0), (0.8, 0.5), (1.0, 0), (1.3, 0.2), (5.0, 0)])
+def test_the_edges_of_an_interval_are_those_of_the_longer_of_device_and_host(host_share, later):
     machine = Machine.load("h200-x2")
     spreads = {"dispatch": 0.3, "matrix": 0.1}
     still = msgspec.structs.replace(machine, interval=Interval(low=1.0, high=1.0), spreads=spreads)
     rng, count = np.random.default_rng(5), 400_000
-    low, high = step_interval(still, 1.0, {"matrix": 1.0}, host_share=host_share)
+    low, high = step_interval(still, 1.0, {"matrix": 1.0}, host_share=host_share, host_later=later)
     longer = max(1.0, host_share)
     device = rng.normal(math.log(1 / longer), 0.1, count)
-    host = rng.normal(math.log(host_share / longer), 0.3, count)
+    host = rng.normal(math.log(host_share / longer) + later, 0.3, count)
     edges = np.quantile(np.maximum(device, host), [0.05, 0.95])
     assert [math.log(low), math.log(high)] == pytest.approx(edges.tolist(), abs=4e-3)
+
+
+def test_a_prediction_is_inside_its_interval_also_where_nearly_all_hosts_are_slower():
+    machine = msgspec.structs.replace(Machine.load("h200-x2"), spreads={"dispatch": 0.3})
+    low, high = step_interval(machine, 1.0, {}, host_share=1.0, host_later=2.0)
+    assert low == 1.0 and high == pytest.approx(math.exp(2.0 + 1.6449 * 0.3), rel=1e-3)
 
 
 def test_the_unexplained_part_of_an_interval_is_one_sided_where_it_is_stated_so():

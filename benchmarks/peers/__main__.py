@@ -101,7 +101,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--predict", action="store_true", help="write predictions only")
     parser.add_argument("--device", default="h200", help="of the catalogue, that steps are predicted for")
     parser.add_argument("--again", type=Path, help="score forecasts made today of the rows of such a file")
-    parser.add_argument("--host", default="median", help="with --again: file of the host that ran the peer's side")
+    parser.add_argument("--host", default="quiet", help="with --again: file of the host that ran the peer's side")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     options.compile = options.compile or ("none" if options.smoke else "chosen")

@@ -33,7 +33,7 @@ PEER_STACKS = {
 """Side of the peer -> the software stack that forecasts it."""
 
 
-def predictions(cases: Iterable[Case], device: str = "h200", host: str = "median") -> dict[str, dict[str, Any]]:
+def predictions(cases: Iterable[Case], device: str = "h200", host: str = "quiet") -> dict[str, dict[str, Any]]:
     """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
 
     Sides are the executions of the executor ("eager", "graph", "apart"), "torch" and "compiled".

@@ -2,8 +2,8 @@
 
 The parts are those of `executor.calibrate.stacks`. torch's fake process group simulates two ranks: FSDP2 and tensor
 parallelism issue all of their usual work, and their messages complete at once. Without an accelerator, tiny CPU
-operators replace kernel launches. DistributedDataParallel needs several ranks, so its time is the median of the
-measured hosts, scaled by the ratio of this host's plain blocks to theirs. Times are processor times, which other
+operators replace kernel launches. DistributedDataParallel needs several ranks, so its time is that of the
+quiet measured hosts, scaled by the ratio of this host's plain blocks to theirs. Times are processor times, which other
 processes on the host do not affect.
 """
 
@@ -96,10 +96,10 @@ def host_of(points: list[Point], name: str, source: str) -> Host:
             )
         measured[kind] = (FAKE_GROUP[kind] * both[0].seconds, FAKE_GROUP[kind] * both[1].seconds)
         spreads += [math.log(point.seconds / point.low_s) for point in both if 0 < point.low_s <= point.seconds]
-    plain = zip(measured["plain"], host_s("median", "plain"), strict=True)
-    ratio = math.sqrt(math.prod(own / median for own, median in plain))
+    plain = zip(measured["plain"], host_s("quiet", "plain"), strict=True)
+    ratio = math.sqrt(math.prod(own / quiet for own, quiet in plain))
     scaled = tuple(kind for kind in KINDS if kind not in measured)
-    others = {kind: (ratio * host_s("median", kind)[0], ratio * host_s("median", kind)[1]) for kind in scaled}
+    others = {kind: (ratio * host_s("quiet", kind)[0], ratio * host_s("quiet", kind)[1]) for kind in scaled}
     spread = round(statistics.fmean(spreads), 4) if spreads else 0.0
     return Host(name=name, source=source, blocks_s={kind: (measured | others)[kind] for kind in KINDS}, spread=spread,
                 scaled=scaled)  # fmt: skip

@@ -16,6 +16,7 @@ from costmodels import Machine
 from costmodels.interval import step_interval
 from costmodels.price.instruction import price_transfer
 from costmodels.price.power import slowest_of
+from costmodels.price.torch_hosts import later
 from plans.degrees import Degrees
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
@@ -191,7 +192,7 @@ class PipelineForecast:
             parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
         host_share = 0.0 if stack.runs_programs else self.layout.host_s(busiest, count) / max(total_of)
         low_s, high_s = step_interval(
-            stack.known_to(costs.machine), step_s, parts, stack.unexplained, host_share
+            stack.known_to(costs.machine), step_s, parts, stack.unexplained, host_share, later(stack.host)
         )  # fmt: skip
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,

@@ -17,16 +17,16 @@ __all__ = ["on_host"]
 def on_host(machine: Machine, stack: Stack, path: str | None) -> tuple[Machine, Stack]:
     """The machine and the stack with the host times of a file; unchanged if it is None.
 
-    All host times of a machine are scaled by the ratio of its time for a plain block to that of the median measured
-        host: assumed of twofold's own instructions and of Inductor's.
+    All host times of a machine are scaled by the ratio of its time for a plain block to that of the quiet measured
+    hosts: assumed of twofold's own instructions and of Inductor's.
 
     Raises:
         TwofoldError: no such file, or not a host file.
     """
     if path is None:
         return machine, stack
-    times = zip(host_s(path, "plain"), host_s("median", "plain"), strict=True)
-    ratio = math.sqrt(math.prod(own / median for own, median in times))
+    times = zip(host_s(path, "plain"), host_s("quiet", "plain"), strict=True)
+    ratio = math.sqrt(math.prod(own / quiet for own, quiet in times))
     rules = {
         call: rule if rule.dispatch_s is None else msgspec.structs.replace(rule, dispatch_s=ratio * rule.dispatch_s)
         for call, rule in machine.compute.rules.items()

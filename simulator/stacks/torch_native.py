@@ -122,7 +122,7 @@ class TorchNative(Stack):
     keeps_outputs: bool = True
     one_input: bool = False
     async_tp: bool = False
-    host: str = "median"
+    host: str = "quiet"
     clips: bool = False
     gathers_ahead: bool = (
         False  # a forward's gathers wait for what the stream did before it (FSDPState._root_pre_forward)
@@ -133,8 +133,8 @@ class TorchNative(Stack):
         """See `Stack`."""
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
-            f"a block's dispatch as measured on {self.host}" if self.host != "median" else
-            "a block's dispatch as measured on hosts of H100 and H200, for each entry their median"
+            f"a block's dispatch as measured on {self.host}" if self.host != "quiet" else
+            "a block's dispatch as measured on four quiet hosts of H200, for each entry their median"
         )  # fmt: skip
         notes = [f"{own} host: {host}"]
         if self.flash_2:
