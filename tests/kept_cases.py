@@ -18,6 +18,7 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.lower.symbolic import model_sizes, model_template
+from plans.lower.symbolic.transformer import _structure
 from plans.model.graph import Graph
 from plans.model.transformer import TransformerConfig, model_names, named_config, transformer
 from plans.model.transformer.config import Experts, Latent, Rope, Scales
@@ -230,6 +231,7 @@ def schedules(name: str) -> Case:
 
 def a_template(name: str, **degrees: Any) -> Case:
     def case() -> str:
+        _structure.cache_clear()  # templates of one structure number their sizes in the order in which they are made
         template = model_template(CONFIGS[name], **degrees)
         spread = {key: degrees.get(key, 1) for key in ("tp", "cp", "ep")}
         numbers = template.monomials.values(model_sizes(CONFIGS[name], micro_batch=2, **spread))
