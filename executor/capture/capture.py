@@ -34,12 +34,13 @@ from executor.autocast import autocast_as_casts
 from executor.capture.calls.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.calls.concatenated import split_concatenated
 from executor.capture.calls.control_flow import numbers_from_shapes
+from executor.capture.calls.counted_masks import rows_of_masks_counted
 from executor.capture.calls.counts import state_counts
 from executor.capture.calls.decompose import decompose_sized, divide_by_samples, square_norms
 from executor.capture.calls.derivatives import derivatives_as_calls, write_derivatives
 from executor.capture.calls.functional import line_of, without_in_place
 from executor.capture.calls.histograms import count_by_sums
-from executor.capture.calls.masked_rows import check_masks, rows_of_masks_counted, write_masked_rows
+from executor.capture.calls.masked_rows import check_masks, write_masked_rows
 from executor.capture.calls.masks import fix_sizes, state_masks
 from executor.capture.calls.rows import choose_in_samples
 from executor.capture.calls.straight import (
