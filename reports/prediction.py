@@ -149,7 +149,7 @@ def critical_table(candidate: Candidate, critical_s: Mapping[str, float]) -> Tab
     return Table.of("Critical path of the step", (
         {"kind": kind, "time": Seconds(seconds), "share": Share(seconds / candidate.forecast.step_s)}
         for kind, seconds in critical_s.items()
-    ))  # fmt: skip
+    ), notes=["Communication counts where the step waits for it and where it slows compute down."])  # fmt: skip
 
 
 def operators_table(operators: Sequence[OperatorCost], chosen: Degrees, remarks: Mapping[str, str]) -> Table:

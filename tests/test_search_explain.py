@@ -135,7 +135,7 @@ def test_the_critical_path_of_one_stage_is_what_its_rank_does() -> None:
     update = path["gradients and optimizer after the last action"]
     assert path["forward compute"] + path["backward compute"] <= told * (1 + 1e-6)
     late = path.get("host", 0.0)  # kernels for which the host is late are on its path
-    beside = path.get("exposed all_reduce", 0.0)  # updates that run beside the last reductions are not on the path
+    beside = path.get("all_reduce", 0.0)  # updates that run beside the last reductions are not on the path
     assert path["forward compute"] + path["backward compute"] + update + late + beside >= told * (1 - 1e-6)
     assert late < 0.01 * told
     assert math.fsum(path.values()) == pytest.approx(found.best.forecast.step_s)

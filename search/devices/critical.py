@@ -2,7 +2,8 @@
 
 The length of a step is the longest of many paths, each a sum of times. If all times of one kind grow by a small share,
 the step grows by that share of their time on the longest path. So every kind is made slightly longer and slightly
-shorter, and the step is forecast again. Where several paths are equally long, the result is their mean.
+shorter, and the step is forecast again. Where several paths are equally long, the result is their mean. Communication
+counts where the step waits for it and where it slows compute down.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _of_turns(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], flo
     for span in critical_path(timeline, program).spans:
         if span.stream == "host":  # told as what the others leave
             continue
-        kind = _TRANSFERS if span.kind == "transfer" else f"exposed {span.kind}"
+        kind = _TRANSFERS if span.kind == "transfer" else span.kind
         if span.stream == "compute":
             body = span.id.partition("/")[0].lstrip("0123456789")
             kind = _UPDATE if body == "end" else _FORWARD if body[0] in "bF" else _BACKWARD
@@ -109,7 +110,7 @@ def _of_turns(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], flo
 def _kind_of(body: str, op: Op) -> str:
     """The body of an operation: "begin", "end", or an action by its variant."""
     if op.kind == ISSUE:
-        return f"exposed {op.name}"
+        return op.name
     if op.kind != COMPUTE:
         return ""
     return _UPDATE if body == "end" else _FORWARD if body[0] in "bF" else _BACKWARD
@@ -127,7 +128,7 @@ def _of_estimate(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], 
         return _LongerForecast(layout=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
 
     calls = {call for chunk in chunks for action in layout.actions(chunk).values() for call in action.exposed_ps}
-    kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
+    kinds = (_FORWARD, _BACKWARD, *sorted(calls), _TRANSFERS, _UPDATE)
     spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
     return spent, end_s()
 
@@ -154,7 +155,7 @@ class _Longer:
         if self.kind in (_FORWARD, _BACKWARD):
             mine = name.startswith("F") is (self.kind == _FORWARD)
             return _grown(each, each.compute_ps * self.factor) if mine else each
-        return _grown(each, each.exposed_ps.get(self.kind.removeprefix("exposed "), 0.0) * self.factor)
+        return _grown(each, each.exposed_ps.get(self.kind, 0.0) * self.factor)
 
 
 def _grown(clock_map: ClockMap, by_ps: float) -> ClockMap:
