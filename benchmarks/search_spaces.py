@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,10 +218,6 @@ def _forecast_of(asked: Problem) -> Any:
     return of
 
 
-def _compared(given: tuple[int, int]) -> dict[str, Any]:
-    return compared(*given)
-
-
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search_spaces", description=__doc__.split("\n\n")[0])
@@ -232,7 +229,7 @@ def main() -> int:
     given = parser.parse_args()
     rows = []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for row in pool.map(_compared, [(given.seed + at, given.most) for at in range(given.count)]):
+        for row in pool.map(partial(compared, most=given.most), range(given.seed, given.seed + given.count)):
             rows.append(row)
             if row["beaten"]:
                 print(json.dumps(row), flush=True)

@@ -72,9 +72,11 @@ def step_interval(
         device = min(0.0, -math.log(host_share))
         host = min(0.0, math.log(host_share)) + host_later, machine.spreads["dispatch"]
         below = min(0.0, _quantile_of_greater(0.05, (device, -below / NINETY), host))
-        slow = host_later + NINETY * machine.spreads["dispatch"]
-        longer_s = seconds_by_class.get("dispatch", 0.0) * math.expm1(slow)  # device waits
-        above = max(_quantile_of_greater(0.95, (device, above / NINETY), host), math.log1p(longer_s / step_s))
+        above = _quantile_of_greater(0.95, (device, above / NINETY), host)
+        slow_host = host_later + NINETY * machine.spreads["dispatch"]
+        # the device waits longer, too, in the phases that the host already binds
+        waits_s = seconds_by_class.get("dispatch", 0.0) * math.expm1(slow_host)
+        above = max(above, math.log1p(waits_s / step_s))
     return step_s * math.exp(below), step_s * math.exp(above)
 
 
