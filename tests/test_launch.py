@@ -23,7 +23,7 @@ from executor.launch.rank_failures import RankFailed, RunFailed, RunTimedOut, fi
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders
 from executor.launch.worker_main import AGENT_PID, is_lost_peer, report_exception
 from executor.user_code import UserCodeError, running_user_code
-from plans.errors import TwofoldError
+from plans.errors import TrainingStopped, TwofoldError
 
 TOKEN = "TWOFOLD_TEST_TOKEN"
 PATIENCE_S = 60
@@ -613,6 +613,15 @@ def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, en
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
+
+
+def test_a_checkpoint_that_a_lost_peer_left_unwritten_is_no_reason_to_stop_for_good(tmp_path, monkeypatch):
+    monkeypatch.setattr("executor.launch.worker_main.LOST_PEER_WAIT_S", 0.0)
+    stopped = TrainingStopped("a checkpoint in 'out' cannot be written")
+    stopped.__cause__ = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:60266")
+    report_exception(str(tmp_path), stopped)
+    content = json.loads((tmp_path / "error.json").read_text())
+    assert content["lost_peer"] and not content["refusal"]
 
 
 def test_an_error_of_user_code_is_told_with_the_users_frames_only(tmp_path, capsys):

@@ -297,7 +297,7 @@ def report_exception(folder: str, error: BaseException) -> int:
     story = "".join(traceback.format_exception(told))
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
-    is_refusal = "TwofoldError" in kinds and not is_of_user
+    is_refusal = "TwofoldError" in kinds and not is_of_user and not lost_peer  # such as a checkpoint left unwritten
     if is_of_user:
         summary = [str(error)]
     content = {
