@@ -154,8 +154,15 @@ class PlanCommand:
 
     def run(self, console: Console) -> tuple[dict[str, Any], bool]:
         """Search over degrees or operator by operator; print and save the result."""
-        from costmodels import Machine
         from simulator.engine.garbage import no_collection_at_exit, without_collection
+
+        no_collection_at_exit()
+        with without_collection():  # what is imported, captured and searched is held until the end
+            return self._plan(console), True
+
+    def _plan(self, console: Console) -> dict[str, Any]:
+        """The search that suits the model. Returns the JSON object."""
+        from costmodels import Machine
 
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
@@ -172,9 +179,7 @@ class PlanCommand:
                     f"{flag(name)} is for models that are searched operator by operator; for a transformer, "
                     f"{_FOR_TRANSFORMERS[name]}"
                 )
-            no_collection_at_exit()
-            with without_collection():  # from the search to the end: what it made is held that long
-                return _plan_degrees(self, model, machine, console), True
+            return _plan_degrees(self, model, machine, console)
         only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
         only += ["for"] if self.software != "twofold" else []
         if only and operators:
@@ -189,7 +194,7 @@ class PlanCommand:
             )
         if why:
             console.print(f"searched operator by operator: {why}")
-        return _plan_operators(self, model, machine, console), True
+        return _plan_operators(self, model, machine, console)
 
     def _by_operators(self, machine: Machine, model: GivenModel, is_pinned: bool) -> str | None:
         """Why the model is searched operator by operator: "" if that is obvious, None if it is searched over

@@ -31,6 +31,9 @@ _ONLY_LIKE = {
 
 _MOST_ELEMENTS = 2**29
 
+_ROWS = 256
+"""Rows of a mask that are compared at once."""
+
 
 def shape_only(graph: fx.Graph, held: Collection[fx.Node] = ()) -> frozenset[fx.Node]:
     """The calls that read no input, parameter or buffer except those in `held`, and draw no random numbers; and `held`
@@ -189,4 +192,18 @@ def hides_later(mask: torch.Tensor) -> bool | None:
     if takes_part.all():
         return False
     rows, keys = takes_part.shape[-2:]
-    return True if rows == keys and (takes_part == torch.ones(rows, keys).tril().bool()).all() else None
+    return True if rows == keys and _is_lower_triangle(takes_part) else None
+
+
+def _is_lower_triangle(takes_part: torch.Tensor) -> bool:
+    """Whether a square mask [.., queries, keys] of booleans hides all later keys and nothing else: by groups of rows,
+    so that no second mask of its size is made.
+    """
+    size = takes_part.shape[-1]
+    for start in range(0, size, _ROWS):
+        end = min(start + _ROWS, size)
+        rows = takes_part[..., start:end, :]
+        now = rows[..., start:end]
+        if not rows[..., :start].all() or rows[..., end:].any() or (now != torch.ones_like(now).tril()).any():
+            return False
+    return True
