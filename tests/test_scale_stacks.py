@@ -359,6 +359,21 @@ def test_the_memory_of_a_loss_that_the_caller_computes():
     degrees = Degrees(micro_batch=3, cp=2, global_batch=3)
     assert stack_named("torch").unknown_bytes(config, degrees) == (8 * elements, 4 * elements)
     assert replace(stack_named("torch"), float_loss=False).unknown_bytes(config, degrees) == (0, 0)
+    assert stack_named("torch-composer").unknown_bytes(config, degrees) == (0, 0)  # its kernel makes none of them
+    piped = Degrees(micro_batch=3, tp=2, pp=2, global_batch=12)  # of 4 micro-batches, outputs of 3 beside one alive
+    assert stack_named("torchtitan").unknown_bytes(config, piped) == (3 * 2 * 3 * 8 * config.vocab // 2, 0)
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bfloat16", 2), ("float32", 4)])
+def test_a_fused_loss_holds_the_logits_and_their_gradient(dtype, each):
+    """A vocabulary twice as large adds both to the peak of a model of one block, beside its own parameters."""
+
+    def activations(vocab):
+        config = replace(transformer_config("llama-3-8b", num_layers=1, seq=512), vocab=vocab, dtype=dtype)
+        return forecast(config, Degrees(micro_batch=8, global_batch=8), Machine.load("h100-sxm-x1"),
+                        stack=stack_named("torch-composer")).memory["activation"]  # fmt: skip
+
+    assert activations(200_000) - activations(100_000) == 2 * 8 * 512 * 100_000 * each
 
 
 @pytest.mark.parametrize("is_one", [False, True])

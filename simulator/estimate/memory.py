@@ -148,7 +148,9 @@ def memory_interval(
     total = sum(memory.values())
     kept = MEMORY_RESERVED * total if reserved else 0.0
     spread = NINETY * math.hypot(MEMORY_RESIDUAL * total, MEMORY_ACTIVATIONS * memory.get("activation", 0), kept)
-    below, above = (math.hypot(spread, size) for size in unknown_bytes)
+    missing, more = unknown_bytes
+    missing = min(missing, memory.get("activation", 0) + memory.get("buffer", 0))  # the rest is there in any case
+    below, above = math.hypot(spread, missing), math.hypot(spread, more)
     return total - below, total + above
 
 

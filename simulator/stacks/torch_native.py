@@ -375,12 +375,18 @@ class TorchNative(Stack):
     def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
         """The change of memory if the caller computes the loss: less, if no variable holds the logits and the loss is
         made in half precision (its log-softmax, that one's gradient and the logits' gradient are then no float copies);
-        more, if the float copy of the logits is held."""
-        if not (self.holds_logits and self.float_loss):
+        more, if the float copy of the logits is held. A pipeline whose caller asks for no outputs, as torchtitan's does
+        since the end of 2025 (train.py, return_outputs=False), keeps those of one micro-batch only."""
+        if not self.float_loss:
             return 0, 0
-        elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
-        low = itemsize(config.dtype)
-        return elements * (low + 3 * (4 - low)), elements * 4
+        elements, low = degrees.micro_batch * config.seq // degrees.cp * config.vocab, itemsize(config.dtype)
+        outputs = 0
+        if degrees.pp > 1 and self.keeps_outputs:
+            ways = degrees.tp if self.loss_parallel else 1
+            outputs = (degrees.num_micro_batches - 1) * elements * low // ways
+        if not self.holds_logits or (self.one_kernel_loss and degrees.tp == 1):  # which makes none of these copies
+            return outputs, 0
+        return outputs + elements * (low + 3 * (4 - low)), elements * 4
 
     def reserves_gradients(self, degrees: Degrees) -> bool:
         """FSDP2 allocates reduced gradients on the stream that reduces them, whose reserved memory no other stream uses
@@ -420,8 +426,9 @@ class TorchNative(Stack):
         kept = found.kept - 4 * sizes.logits + 4 * elements
         held = low if self.holds_logits else 0
         if self.one_kernel_loss and sizes.ways == 1:
-            kept += low - 4 * elements
-            return replace(found, kept=kept, forward=kept, backward=low + 2 * sizes.arrival_bytes)
+            own = elements * sizes.item_bytes  # the logits, whose gradient is as large
+            kept += own - 4 * elements
+            return replace(found, kept=kept, forward=kept, backward=own + 2 * sizes.arrival_bytes)
         if not self.float_loss:
             kept += low - 4 * elements
             return replace(
