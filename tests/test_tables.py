@@ -667,6 +667,8 @@ def test_a_compiled_loss_keeps_no_float_copies():
 def test_in_what_gradients_are_reduced_depends_on_the_software(change, dtype):
     optimizer = case_of(ROW | {"zero_level": "3", "tp": "1", "pp": "1", "dp": "16"} | change, 1).degrees.optimizer
     assert optimizer.reduce_dtype == dtype and optimizer.master_dtype == "float32"
+    accumulated = dtype if change["source"].startswith("DeepSpeed") else "float32"
+    assert optimizer.gradient_dtype == accumulated
 
 
 def test_float8_of_composer_is_that_of_transformer_engine():

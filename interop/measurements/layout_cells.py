@@ -297,7 +297,7 @@ class LayoutCells(Mixtures):
             self.assumed.append("weights, gradients and states in one precision")
             return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
         low = reduces_low(self)
-        kept = dtype if megatron and (dtype == "float16" or keeps_low(self)) else "float32"
+        kept = dtype if keeps_low(self) or (megatron and dtype == "float16") else "float32"
         self.assumed.append(
             f"mixed precision: float32 master weights and states, gradients in {kept}, reductions in "
             f"{dtype if low else 'float32'}"

@@ -55,7 +55,7 @@ _SOFTWARE = (
     Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",), reduces_low=True, keeps_low=True),
     Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
     Software(words=r"megatron|\bmcore\b|megascale|1909\.08053|2104\.04473|2205\.05198", stacks=("megatron",)),
-    Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True),
+    Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True, keeps_low=True),
     Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
     Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
              stacks=("torch",), reduces_low=True),
@@ -70,7 +70,8 @@ _SOFTWARE = (
 """In the order in which they are looked for; papers of a software by their numbers at arXiv. GPT-NeoX runs Megatron's
 layers in DeepSpeed's engine (its README);
 NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README). DeepSpeed reduces
-gradients in the dtype of the model (runtime/engine.py, communication_data_type), Hugging Face's FSDP plugin and the
+gradients in the dtype of the model (runtime/engine.py, communication_data_type) and accumulates them in it
+(get_data_types; Megatron-DeepSpeed asks for float32 with bf16), Hugging Face's FSDP plugin and the
 published recipes of FSDP1 have one dtype for parameters and reductions. The recipes with which NeMo and Megatron-Bridge
 measure set grad_reduce_in_fp32 to false, which is the dtype of Megatron-core's buffers of gradients."""
 
