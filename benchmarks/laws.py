@@ -1,0 +1,165 @@
+"""Laws about pairs of rows of a table, which predictions obey without any measurement.
+
+More work takes longer and more memory, recomputation trades one for the other, faster devices, links and narrower
+products save time, splitting and sharding save memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from plans.model.transformer import TransformerConfig
+
+__all__ = ["MIXTURES", "MODELS", "WHOLE", "Law", "Row", "laws_of"]
+
+Row = Mapping[str, str]
+
+MODELS = {
+    "GPT-3 125M": 0.125, "GPT-3 1.3B": 1.3, "GPT-3 6.7B": 6.7, "GPT-3 13B": 13, "Llama-3.2-1B": 1.2, "Llama-2-7B": 7,
+    "Llama-3-8B": 8, "Llama-2-70B": 70, "GPT-3 175B": 175, "Llama-3.1-405B": 405, "GPT 1T": 1000, "Mixtral 8x7B": 47,
+    "DeepSeek-V3": 671, "Qwen3-30B-A3B": 30,
+}  # fmt: skip
+"""Model -> its parameters in 1e9."""
+
+MIXTURES = ("Mixtral 8x7B", "DeepSeek-V3", "Qwen3-30B-A3B")
+WHOLE = ("torch FSDP2", "DeepSpeed", "llm-foundry")
+"""Software that splits no layer."""
+
+_FASTER = {
+    "A100-40GB": "A100-80GB", "A100 80GB PCIe": "A100-80GB", "A800": "A100-80GB", "V100-32GB": "A100-80GB",
+    "A100-80GB": "H100 SXM", "H100 PCIe": "H100 NVL", "H100 NVL": "H100 SXM", "H800": "H100 SXM", "H100 SXM": "H200",
+    "H20": "H200", "H200": "B200", "B200": "B300", "GB200": "GB300", "Ascend 910B4": "Ascend 910B3",
+    "Ascend 910B3": "Ascend 910B1",
+}  # fmt: skip
+"""Device -> one that has more of everything: products, bandwidth of memory and of links. A GH200 has slower links than
+an H100."""
+
+_NARROW = ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "GH200")
+"""Devices with float8 products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law about two rows.
+
+    Args:
+        name: what it states.
+        less, more: cells of the two rows.
+        least, most: the figure of the second one, over that of the first one.
+        of: the figure.
+    """
+
+    name: str
+    less: Row
+    more: Row
+    least: float = 0.995
+    most: float = math.inf
+    of: Literal["step_s", "peak_bytes"] = "step_s"
+
+
+def laws_of(row: Row, config: TransformerConfig) -> Iterator[Law]:
+    """The laws that a row with this model is an example of."""
+    yield from _of_recomputation()
+    yield from _of_devices(row)
+    yield from _of_precisions(row)
+    yield from _of_batches(row)
+    yield from _of_splitting(row)
+    if config.experts is None:
+        yield from _of_sizes(row, config)
+
+
+def _of_recomputation() -> Iterator[Law]:
+    none, some, everything = ({"recompute": mode} for mode in ("none", "selective", "full"))
+    # where messages set the pace, another order of kernels between them may save a little: 4 % are left to it
+    yield Law("recomputing some is not faster than nothing", none, some, 0.96)
+    yield Law("recomputing all is not faster than some", some, everything)
+    yield Law("recomputing some saves memory", some, none, of="peak_bytes")
+    yield Law("recomputing all saves memory", everything, some, of="peak_bytes")
+
+
+def _of_devices(row: Row) -> Iterator[Law]:
+    yield Law("faster links are not slower", {"interconnect": "400 Gb/s per GPU"}, {"interconnect": "100 Gb/s per GPU"})
+    if faster := _FASTER.get(row["gpu_type"]):
+        yield Law("a better device is not slower", {"gpu_type": faster}, {}, 0.98)
+
+
+def _of_precisions(row: Row) -> Iterator[Law]:
+    device = row["gpu_type"]
+    if "Ascend" not in device and not device.startswith("V100"):
+        yield Law("TF32 is not faster than bf16", {}, {"precision": "tf32"})
+        yield Law("float32 is not faster than TF32", {"precision": "tf32"}, {"precision": "fp32 (TF32 off)"})
+        if row["source"] in (*WHOLE, "torchtitan"):  # Megatron-LM reduces gradients of fp16 in 16 bits, of bf16 in 32
+            yield Law("fp16 is as fast as bf16", {}, {"precision": "fp16"}, 0.98, 1.1)
+        # 16 bytes of a parameter with its gradient and states, or 18 with a copy in 16 bits
+        yield Law("float32 saves no more memory than copies in bf16", {}, {"precision": "fp32 (TF32 off)"}, 0.88,
+                  of="peak_bytes")  # fmt: skip
+    if device in _NARROW and MODELS[row["model"]] > 6 and row["model"] not in MIXTURES:
+        if row["source"] in ("Megatron-LM", "NeMo"):
+            yield Law("float8 is faster", {"precision": "fp8"}, {}, 1.0)
+        if device[:2] in ("B2", "B3", "GB"):
+            yield Law("float4 is faster than float8", {"precision": "nvfp4"}, {"precision": "mxfp8"}, 1.0)
+
+
+def _of_batches(row: Row) -> Iterator[Law]:
+    micro, devices, batch = (int(row[name]) for name in ("micro_batch", "gpu_count", "global_batch"))
+    copies = devices // (int(row["tp"]) * int(row["pp"]))
+    twice, all_twice = {"global_batch": str(2 * batch)}, {"global_batch": str(2 * batch), "gpu_count": str(2 * devices)}
+    yield Law("twice the batch takes longer", {}, twice, 1.0)
+    yield Law("one micro-batch more takes longer", {}, {"global_batch": str(batch + copies * micro)}, 1.0)
+    if row["pp"] == "1" and batch // copies // micro % 2 == 0:
+        yield Law("twice the micro-batch is hardly slower", {"micro_batch": str(2 * micro)}, {}, 0.93)
+    yield Law("larger micro-batches take more memory", {}, {**twice, "micro_batch": str(2 * micro)}, of="peak_bytes")
+    # more copies share an update, which may take a tenth of a small step
+    yield Law("twice the devices with twice the batch are hardly faster", {}, all_twice, 0.9)
+    # one micro-batch has no gradients to add
+    yield Law("twice the devices are at most twice as fast", {"gpu_count": str(2 * devices)}, {}, 0.5, 2.2)
+    yield Law("more copies take no more memory", all_twice, {}, 0.97, of="peak_bytes")
+
+
+def _of_splitting(row: Row) -> Iterator[Law]:
+    if row["source"] in WHOLE:
+        yield Law("gathering weights twice is not faster", {"zero_level": "2"}, {"zero_level": "3"}, 0.99)
+        for level in (1, 2, 3):
+            name = f"ZeRO-{level} takes no more memory than level {level - 1}"
+            yield Law(name, {"zero_level": str(level)}, {"zero_level": str(level - 1)}, 0.99, of="peak_bytes")
+    if row["source"] == "torch FSDP2":
+        yield Law("compiling is not slower", {"compile": "y"}, {"compile": "n"}, 0.98)
+    if row["source"] in WHOLE or row["model"] in MIXTURES:
+        return
+    ways, stages, devices = (int(row[name]) for name in ("tp", "pp", "gpu_count"))
+    split = {"tp": str(2 * ways), "gpu_count": str(2 * devices)}
+    yield Law("tensor parallelism saves memory", split, {}, of="peak_bytes")
+    # fewer copies in a node send a smaller part of their gradients within it
+    yield Law("two ranks are at most three times as fast as one", split, {}, 0.3, 3.0)
+    yield Law("sequence parallelism saves memory", {"sequence_parallel": "y"}, {"sequence_parallel": "n"},
+              of="peak_bytes")  # fmt: skip
+    if row["source"] != "torchtitan":  # whose last stage keeps the outputs of all micro-batches
+        twice = {"global_batch": str(2 * int(row["global_batch"]))}
+        more_stages = {**twice, "pp": str(2 * stages), "gpu_count": str(2 * devices)}
+        yield Law("more stages take no more memory", more_stages, twice, 0.97, of="peak_bytes")
+
+
+def _of_sizes(row: Row, config: TransformerConfig) -> Iterator[Law]:
+    heads, groups, width = config.num_heads, config.num_kv_heads, config.hidden // config.num_heads
+    own = {
+        "model": "Llama" if config.gated else "GPT", "layers": str(config.num_layers), "hidden": str(config.hidden),
+        "heads": str(heads), "kv_heads": str(groups), "ffn": str(config.inner), "vocab": str(config.vocab),
+    }  # fmt: skip
+    wider = {"hidden": str(config.hidden + 8 * width), "heads": str(heads + 8)}
+    larger = {
+        "a layer more for a stage": {"layers": str(config.num_layers + int(row["pp"]))},
+        "a wider model": wider | ({"kv_heads": str(heads + 8)} if groups == heads else {}),
+        "a wider MLP": {"ffn": str(config.inner + config.inner // 8)},
+        "a larger vocabulary": {"vocab": str(config.vocab + 8192)},
+        "a longer sequence": {"seq": str(int(row["seq"]) + 1024)},
+    }
+    for what, cells in larger.items():
+        yield Law(f"{what} takes longer", own, own | cells, 1.0)
+        yield Law(f"{what} takes more memory", own, own | cells, 1.0, of="peak_bytes")
+    micro, batch = int(row["micro_batch"]), int(row["global_batch"])
+    if micro % 2 == 0 and batch % 2 == 0:
+        twice = {"seq": str(2 * int(row["seq"])), "micro_batch": str(micro // 2), "global_batch": str(batch // 2)}
+        yield Law("the same tokens in longer sequences are not faster", own, own | twice, 0.95)
