@@ -283,15 +283,26 @@ def test_closing_ends_the_thread_of_an_endless_source() -> None:
     items.close()  # twice does no harm
 
 
-def test_consumer_that_fails_ends_the_thread() -> None:
+def test_consumer_that_fails_does_not_wait_for_a_slow_source() -> None:
+    fails, threads = threading.Event(), list[threading.Thread]()
+
+    def source():
+        yield 0
+        assert fails.wait(timeout=60)
+        yield 1
+
     def consume() -> None:
-        with Prefetcher(endless()) as items:
+        with Prefetcher(source()) as items:
             next(items)
+            threads.extend(prefetch_threads())
             raise KeyError("consumer")
 
     with pytest.raises(KeyError):
         consume()
-    assert not prefetch_threads()
+    assert [thread.is_alive() for thread in threads] == [True]
+    fails.set()
+    threads[0].join(timeout=60)
+    assert not threads[0].is_alive()
 
 
 def test_dropped_prefetcher_ends_its_thread() -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from executor.launch import job_main
+from executor.launch.job import Job, Task
 from executor.launch.launch import WORKER_MAIN, Follow, LaunchResult, Nodes, launch
 from executor.launch.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders
@@ -281,6 +283,9 @@ def test_a_timeout_names_running_ranks_their_place_and_last_output(script, job, 
         (RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:19376"), True),  # gloo, torch 2.13
         (RuntimeError("Read error [127.0.0.1]:2: Connection reset by peer"), True),
         (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (RuntimeError("Read error [10.0.0.2]:2: No route to host"), True),
+        (RuntimeError("Write timeout [10.0.0.2]:2"), True),
+        (RuntimeError("The client socket has timed out after 60000ms while trying to connect to (10.0.0.2, 1)."), True),
         (BrokenPipeError(), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
         (ValueError("connection closed by peer"), False),
@@ -294,6 +299,19 @@ def test_a_lost_peer_is_recognised_by_its_message(error, is_lost):
     inner = KeyError("own error")
     error.__context__ = inner  # the connection broke while the own error was being handled
     assert is_lost_peer(error) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (ConnectionResetError("the server of the data has gone"), False),
+        (RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:19376"), True),
+    ],
+)
+def test_a_lost_connection_of_the_users_data_is_no_lost_peer(error, is_lost):
+    with pytest.raises(UserCodeError) as raised, running_user_code("data 'train.py:batches'"):
+        raise error
+    assert is_lost_peer(raised.value) is is_lost
 
 
 # The logs.
@@ -501,15 +519,19 @@ def test_a_rank_that_does_not_join_is_named_not_those_that_wait_for_it(script, j
 
 
 @pytest.mark.ranks
-def test_torchrun_that_was_killed_is_named(script, job, env):
+def test_torchrun_that_was_killed_is_named_although_a_rank_lost_its_connection_first(script, job, env):
     body = """
+        if rank == 0:
+            raise ConnectionResetError("reset by peer")
         if rank == 1:
+            while not os.path.exists(f"{sys.argv[1]}/rank.0/error.json"):
+                time.sleep(0.01)
             torchrun = int(open(f"/proc/{os.getppid()}/stat").read().rsplit(")", 1)[1].split()[1])
             os.kill(torchrun, signal.SIGKILL)
         hang()
     """
     with pytest.raises(RunFailed, match="torchrun, which runs the ranks, ended with signal SIGKILL"):
-        launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
+        launch(script(body), num_ranks=2, args=[str(job.path)], log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
 
 
@@ -622,6 +644,19 @@ def test_a_checkpoint_that_a_lost_peer_left_unwritten_is_no_reason_to_stop_for_g
     report_exception(str(tmp_path), stopped)
     content = json.loads((tmp_path / "error.json").read_text())
     assert content["lost_peer"] and not content["refusal"]
+
+
+def test_connections_stay_open_until_an_error_is_reported(monkeypatch):
+    left = []
+    monkeypatch.setattr(job_main, "load_job", lambda path: Job(tasks=(Task(plan="", out="out", steps=1),)))
+    monkeypatch.setattr(job_main, "connect", lambda device, timeout_s: True)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: left.append("left"))
+    monkeypatch.setattr(job_main, "_run", lambda task, job: {}["the cause"])
+    with pytest.raises(KeyError, match="the cause"):
+        job_main.main(["job.json"])
+    assert left == []
+    monkeypatch.setattr(job_main, "_run", lambda task, job: None)
+    assert job_main.main(["job.json"]) == 0 and left == ["left"]
 
 
 def test_an_error_of_user_code_is_told_with_the_users_frames_only(tmp_path, capsys):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,7 @@ from costmodels.fit.points import load_points
 from executor.capture.capture import capture
 from executor.launch import nodes
 from executor.launch.nodes import NodeConnections, Nodes, refusing
-from executor.launch.rank_failures import RankFailed, RankRefused
+from executor.launch.rank_failures import RankFailed, RankRefused, RunFailed
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
@@ -148,6 +151,37 @@ def test_a_node_that_is_late_is_waited_for(port, monkeypatch):
     assert sorted(found) == [0, 1, 2] and min(found.values()) >= 0.7
 
 
+def answered(server, answers):
+    """Be node 0, and give these answers to the nodes that connect; None closes the connection."""
+    for answer in answers:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            if answer is not None:
+                connection.sendall(json.dumps({"verdict": answer}).encode() + b"\n")
+
+
+def test_a_node_that_just_misses_the_start_of_an_elastic_job_waits_for_its_next_one(port):
+    missed, joined = ({"text": None, "joined": ranks, "offers": ranks} for ranks in ([0], [0, 1]))
+    late = Nodes(num_nodes=2, node_rank=1, port=port, join_s=60.0)
+    for answers, least_nodes, said in (
+        ([None, missed, joined], 1, None),
+        ([missed], None, "the job started on the nodes (0,) before node 1 had joined"),
+        ([None], None, f"node 0 at 127.0.0.1 port {port + 1} ended before all nodes had joined"),
+    ):
+        with socket.create_server(("127.0.0.1", port + 1)) as server:
+            node_0 = threading.Thread(target=answered, args=(server, answers))
+            node_0.start()
+            here = replace(late, least_nodes=least_nodes)
+            if said is None:
+                with contextlib.closing(NodeConnections(here)) as connected:
+                    assert connected.joined == (0, 1)
+            else:
+                with pytest.raises(TwofoldError, match=re.escape(said)):
+                    NodeConnections(here)
+            node_0.join()
+
+
 def test_the_cause_is_told_to_all_nodes_and_no_consequence_of_it(port):
     """Node 1 has lost a peer, then node 2 says what happened."""
 
@@ -170,6 +204,35 @@ def test_the_cause_is_told_to_all_nodes_and_no_consequence_of_it(port):
     assert [type(found[node]) for node in range(3)] == [RankRefused] * 3
     assert [str(found[node]) for node in range(3)] == ["on node 2: no such file"] * 2 + ["no such file"]
     assert {each.rank for each in found.values()} == {5} and {each.exit_code for each in found.values()} == {2}
+
+
+def test_a_cause_is_told_before_the_ranks_of_its_node_have_ended(port, monkeypatch):
+    """Node 2 ends its ranks for longer than the others wait for the causes of other nodes."""
+    monkeypatch.setattr(nodes, "VERDICT_S", 0.3)
+
+    def ends(node, here):
+        if node == 2:
+            error = RankRefused("the data ended", rank=5, exit_code=2)
+            here.tell(error)
+            time.sleep(1.0)
+            return here.agreed(error)
+        error = RankFailed(f"rank {node} lost its connection", rank=node)
+        error.is_consequence = True
+        here.tell(error)
+        return here.agreed(error)
+
+    found = met(port, SAME, ends)
+    assert [(type(found[node]), str(found[node])) for node in range(3)] == [
+        (RankRefused, "on node 2: the data ended"), (RankRefused, "on node 2: the data ended"),
+        (RankRefused, "the data ended"),
+    ]  # fmt: skip
+
+
+def test_what_one_node_refuses_before_its_ranks_start_no_node_tries_again(port):
+    full = TwofoldError("cannot write logs to logs/1: No space left on device")
+    found = met(port, SAME, lambda node, here: here.agreed(full if node == 1 else None))
+    assert found[1] is full and not any(isinstance(each, RunFailed) for each in found.values())
+    assert [str(found[node]) for node in (0, 2)] == [f"on node 1: {full}"] * 2 and found[0].exit_code == 2
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +13,7 @@ from executor.device import pick_device
 from executor.launch import stalls
 from executor.launch.launch import launch
 from executor.launch.rank_failures import RankFailed, RunFailed
+from executor.launch.rank_logs import JobFolder
 from executor.train.heartbeat import Heartbeat
 from executor.train.loop import train
 from executor.train.options import RunOptions
@@ -119,6 +122,23 @@ def test_a_rank_that_stops_is_named_with_its_place_and_who_waits(how, says, tmp_
     with pytest.raises(RankFailed, match=says) as caught:
         launch(script, num_ranks=4, args=[how], log_dir=tmp_path / "logs", env={"OMP_NUM_THREADS": "1"}, timeout_s=100)
     assert how == "all" or caught.value.rank == 1
+
+
+def test_a_rank_outside_of_its_steps_is_waited_for_and_then_named(tmp_path, monkeypatch):
+    """Rank 0 is busy after step 12, as with a disk; rank 1 waits for it in step 13."""
+    job = JobFolder(log_dir=tmp_path)
+    meets = {"step_s": None, "instructions": [("0B1", "all_reduce", [0])]}
+    for rank, numbers in enumerate([(0, 12, 0), (0, 13, 2)]):
+        job.rank(rank).mkdir(parents=True)
+        (job.rank(rank) / "heartbeat").write_bytes(struct.pack("3q", *numbers))
+        (job.rank(rank) / "heartbeat.json").write_text(json.dumps(meets))
+    seconds = iter(range(1000, 1053, 2))
+    monkeypatch.setattr(stalls.time, "monotonic", lambda: next(seconds))
+    watch = stalls.StallWatch(job, range(2), os.getpid())
+    assert [watch.look() for _ in range(26)] == [None] * 26
+    error = watch.look()
+    assert str(error).startswith("rank 0 stopped after step 12, 52 s ago; rank 1 waits for it; its log: ")
+    assert isinstance(error, RankFailed) and error.rank == 0
 
 
 def test_an_agent_that_is_stopped_is_named(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ class Prefetcher(Iterator[T]):
 
     Work that should be done ahead too goes into the source: `Prefetcher(map(place_on_device, dataset.epoch(0)))`.
     An error of the source is raised in the consumer after the items before it. The thread ends with the source, on
-    `close` (which leaving the `with` block calls), and when nobody holds the prefetcher any more.
+    `close`, at the end of the `with` block, and when nobody holds the prefetcher any more.
 
         >>> with Prefetcher(range(3)) as items:
         ...     list(items)
@@ -54,8 +54,10 @@ class Prefetcher(Iterator[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it."""
-        self.close()
+        """Close it. An error passes through at once: the thread ends by itself after its current item."""
+        self._shelf.close()
+        if error is None:
+            self._thread.join()
 
 
 class _Shelf(Generic[T]):

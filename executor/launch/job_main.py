@@ -47,15 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
     device = pick_device(job.device)
     device.use()
     joined = connect(device, job.timeout_s)
-    try:
-        if job.measure is not None:
-            _measure(job)
-        for task in job.tasks:
-            _run(task, job)
-            print(f"task done: {task.out}", flush=True)
-    finally:
-        if joined:
-            dist.destroy_process_group()
+    if job.measure is not None:
+        _measure(job)
+    for task in job.tasks:
+        _run(task, job)
+        print(f"task done: {task.out}", flush=True)
+    if joined:  # not after an error, which has to be reported before connections close and others report that
+        dist.destroy_process_group()
     return 0
 
 

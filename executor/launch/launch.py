@@ -142,6 +142,7 @@ def launch(
                 torchrun = _Torchrun(job, ranks, preloaded, torchrun_args, environment)
                 try:
                     error = torchrun.watch(pass_lines, start_s, timeout_s, others)
+                    others.tell(error)
                 finally:
                     torchrun.end()
                 pass_lines(last=True)
@@ -254,7 +255,8 @@ class _Torchrun:
         if self.exits.exists():
             exit_codes = read_json(self.exits, "torchrun's exit codes", dict[int, int])
         failure = first_failure(self.job, self.ranks, exit_codes)
-        if failure is not None and (exit_codes or failure.weight is not Weight.TOLD_TO_END):
+        least = Weight.OWN_ERROR if code < 0 else Weight.PERHAPS_A_CONSEQUENCE  # of its end, if a signal killed it
+        if failure is not None and (exit_codes or failure.weight <= least):
             return failure.error(self.job)
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         last = "\n".join(tail(self.log, num_lines=NUM_LOG_LINES))

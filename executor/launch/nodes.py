@@ -114,6 +114,7 @@ class _Peer:
             if "node" in message:
                 self.node, self.facts = int(message["node"]), dict(message["facts"])
                 self.offer, self.refusal = message["offer"], str(message["refusal"])
+            self.error = message.get("failed", self.error)
             if "ended" in message:
                 self.has_ended, self.error = True, message["ended"]
             self.verdict = message.get("verdict", self.verdict)
@@ -178,6 +179,15 @@ class NodeConnections:
         error = RunFailed("another node failed")
         error.is_consequence = True
         return error
+
+    def tell(self, error: TwofoldError | None) -> None:
+        """Tell the other nodes the cause of a failure here, before the ranks of this node have ended.
+
+        That may take longer than the others wait for this node.
+        """
+        if error is not None and not _is_consequence(error):
+            for peer in self._peers:
+                peer.send({"failed": _as_message(error, self._nodes.node_rank)})
 
     def agreed(self, error: TwofoldError | None) -> TwofoldError | None:
         """The error of the job, the same on every node, from this node's error or None; waits for the other nodes.
@@ -259,7 +269,31 @@ class NodeConnections:
         return None
 
     def _join(self) -> str | None:
+        """On another node: wait for the verdict of node 0. Returns why the job cannot start, or None.
+
+        A node that is late for an elastic job waits for its next restart, also if it only just missed the start.
+        """
         deadline_s, place = time.monotonic() + self._nodes.join_s, _place(self._where)
+        while True:
+            peer = self._connected(deadline_s, place)
+            while peer.verdict is None and not peer.is_closed and time.monotonic() < deadline_s + LOST_S:
+                time.sleep(RETRY_S)
+                peer.read()
+            verdict = peer.verdict or {"text": f"node 0 at {place} ended before all nodes had joined", "joined": ()}
+            is_late = self._nodes.node_rank not in verdict["joined"] and (peer.verdict is None or not verdict["text"])
+            if not is_late or self._nodes.least_nodes is None or time.monotonic() > deadline_s:
+                break
+            self.close()
+        peer.verdict, peer.heard_s = None, time.monotonic()
+        if verdict["text"] is not None:
+            return str(verdict["text"])
+        self.joined, self.offers = tuple(verdict["joined"]), tuple(verdict["offers"])
+        if is_late:
+            return f"the job started on the nodes {self.joined} before node {self._nodes.node_rank} had joined"
+        return None
+
+    def _connected(self, deadline_s: float, place: str) -> _Peer:
+        """Node 0, which has been told about this node."""
         while True:
             try:
                 connection = socket.create_connection(self._where, timeout=2.0)
@@ -271,22 +305,10 @@ class NodeConnections:
                     raise TwofoldError(f"node 0 did not answer at {place} within {self._nodes.join_s:g} s") from None
                 time.sleep(RETRY_S)
         connection.settimeout(None)
-        peer = _Peer(0, connection, time.monotonic())
+        peer, here = _Peer(0, connection, time.monotonic()), self._nodes
         self._peers.append(peer)
-        here = self._nodes
         peer.send({"node": here.node_rank, "facts": dict(here.facts), "offer": here.offer, "refusal": here.refusal})
-        while peer.verdict is None:
-            peer.read()
-            if peer.verdict is None:
-                if peer.is_closed or time.monotonic() > deadline_s + LOST_S:
-                    return f"node 0 at {place} ended before all nodes had joined"
-                time.sleep(RETRY_S)
-        text, self.joined, self.offers = (peer.verdict[name] for name in ("text", "joined", "offers"))
-        self.joined, self.offers = tuple(self.joined), tuple(self.offers)
-        peer.verdict, peer.heard_s = None, time.monotonic()
-        if text is None and self._nodes.node_rank not in self.joined:
-            return f"the job started on the nodes {self.joined} before node {self._nodes.node_rank} had joined"
-        return None if text is None else str(text)
+        return peer
 
     def _exchange(self) -> None:
         now_s = time.monotonic()
@@ -365,4 +387,8 @@ def _from_message(told: Mapping[str, Any], here: int, own: TwofoldError | None) 
         return RankRefused(told["text"], rank=told["rank"], exit_code=told["exit_code"])
     if told["kind"] == RankFailed.__name__:
         return RankFailed(told["text"], rank=told["rank"])
-    return RunTimedOut(told["text"]) if told["kind"] == RunTimedOut.__name__ else RunFailed(told["text"])
+    if told["kind"] == RunTimedOut.__name__:
+        return RunTimedOut(told["text"])
+    if told["kind"] in (RunFailed.__name__, _NodeLost.__name__):
+        return RunFailed(told["text"])
+    return TwofoldError(told["text"])  # before ranks started: a restart would not help

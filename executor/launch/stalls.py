@@ -2,7 +2,8 @@
 
 A training rank records its position (`executor.train.heartbeat`). A rank that does not advance for 10 s, or for three
 steps if they are longer, hangs itself or waits for one that does: a rank in a communication waits for members of the
-group that are elsewhere. On Linux, a process that was stopped by a signal is detected immediately in /proc.
+group that are elsewhere. One of these may be outside of its steps: it writes to a disk, evaluates, or has an error to
+report, and has more time. On Linux, a process that was stopped by a signal is detected immediately in /proc.
 """
 
 import struct
@@ -29,7 +30,9 @@ _NUMBERS = struct.Struct("3q")
 
 @dataclass(slots=True)
 class _Seen:
-    """The last observation of one rank: position, step (from 1), activity (0: no step, 1: reads data, 2: trains)."""
+    """The last observation of one rank: position, step (from 1), activity (0: no step, 1: reads data, 2: trains).
+
+    Where it does no step, `step` is the last one."""
 
     numbers: tuple[int, int, int] = (0, 0, 0)
     moved_s: float = 0.0
@@ -106,9 +109,9 @@ class StallWatch:
         if not still:
             return None
         rank = self._cause(still, in_step)
-        if self._seen[rank].numbers[2] == 1 and now_s - self._seen[rank].moved_s <= WARM_S:
-            return None
         since_s = now_s - self._seen[rank].moved_s
+        if self._seen[rank].numbers[2] != 2 and since_s <= WARM_S:
+            return None
         if elsewhere := [peer for peer in self._peers(rank) if peer not in self._seen]:
             if since_s <= WARM_S:  # the other node names its rank before, unless that reads data
                 return None
@@ -134,9 +137,13 @@ class StallWatch:
             passed.add(rank)
             ahead = [peer for peer in self._peers(rank) if peer in in_step and self._place(peer) != self._place(rank)]
             if not ahead:
-                return rank
+                return next((peer for peer in self._peers(rank) if self._is_outside(peer)), rank)
             rank = min(ahead, key=lambda each: (self._waits(each), *reversed(self._seen[each].numbers[:2])))
         return min(passed, key=lambda each: tuple(reversed(self._seen[each].numbers[:2])))
+
+    def _is_outside(self, rank: int) -> bool:
+        """Whether a rank of this machine is in none of its steps."""
+        return rank in self._seen and not self._seen[rank].numbers[2]
 
     def _place(self, rank: int) -> tuple[int, str]:
         """Step and instruction."""
@@ -156,6 +163,8 @@ class StallWatch:
     def _at(self, rank: int) -> str:
         position, step, activity = self._seen[rank].numbers
         entries = self._program(rank).get("instructions", ())
+        if activity == 0 and step:
+            return f" after step {step}"
         if activity == 0 or position >= len(entries):
             return ""
         if activity == 1:

@@ -46,8 +46,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # What gloo, NCCL, the TCP store and the kernel say to the ranks that were only talking to the one that failed.
 LOST_PEER = (
-    r"closed by peer|connection (was )?(closed|reset|refused)|broken pipe|pair closure|timed out waiting \d+ ?ms"
-    r"|wait timeout after \d+ ?ms|failed to (recv|send)|(recv|send)\w* failed"
+    r"closed by peer|connection (was )?(closed|reset|refused|aborted|timed out)|broken pipe|pair closure"
+    r"|timed out waiting \d+ ?ms|(wait|barrier) timeout after \d+ ?ms|(read|write|connect|socket) timeout"
+    r"|failed to (recv|send)|(recv|send)\w* failed|client socket has (timed out|failed to connect)"
+    r"|no route to host|network is (down|unreachable)|host is (down|unreachable)"
     r"|nccl(Remote|System)Error|remote process exited|communicator was aborted"
 )
 
@@ -283,9 +285,7 @@ def report_exception(folder: str, error: BaseException) -> int:
     import time
     import traceback
 
-    # Told apart by name since nothing of ours is imported here.
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    is_of_user = "UserCodeError" in kinds  # no refusal: a restart may help
+    is_of_user = is_a("UserCodeError", error)  # no refusal: a restart may help
     ours: tuple[str, ...] = (__file__, runpy.run_path.__code__.co_filename)
     told = error
     if is_of_user and error.__cause__ is not None:  # the frames of the user's code only
@@ -297,7 +297,7 @@ def report_exception(folder: str, error: BaseException) -> int:
     story = "".join(traceback.format_exception(told))
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
-    is_refusal = "TwofoldError" in kinds and not is_of_user and not lost_peer  # such as a checkpoint left unwritten
+    is_refusal = is_a("TwofoldError", error) and not is_of_user and not lost_peer  # such as a checkpoint left unwritten
     if is_of_user:
         summary = [str(error)]
     content = {
@@ -319,17 +319,23 @@ def report_error(folder: str, content: dict[str, Any]) -> None:
     write_json(os.path.join(folder, "error.json"), content | {"time_ns": time.monotonic_ns()})
 
 
+def is_a(kind: str, error: BaseException) -> bool:
+    """Whether an error is of a kind of ours, known by its name since nothing of ours is imported here."""
+    return any(each.__name__ == kind for each in type(error).__mro__)
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether the first error of the chain only reports that another rank disappeared."""
     import re
 
+    is_of_user = is_a("UserCodeError", error)
     first: BaseException | None = error
     while first is not None:
         error, first = first, first.__cause__
         if first is None and not error.__suppress_context__:
             first = error.__context__
     if isinstance(error, ConnectionError):
-        return True
+        return not is_of_user  # such as a server that data come from
     return isinstance(error, RuntimeError) and re.search(LOST_PEER, str(error), re.IGNORECASE) is not None
 
 
