@@ -300,7 +300,7 @@ class _Walk:
                 if ended <= self._now:
                     run.tally(tally, at, ended - stream)
                     return ended_host, ended
-                while True:  # communication has begun
+                while at < len(parts):  # communication has begun
                     op = parts[at]
                     begins = max(stream, host + op.dispatch_ps)
                     if begins + op.work_ps > self._now:
@@ -308,6 +308,8 @@ class _Walk:
                     _tally_op(tally, op, stream, begins, begins + op.work_ps)
                     host, stream = host + op.dispatch_ps, begins + op.work_ps
                     at += 1
+                else:  # as the last one ended: a sum of its operations one by one is rounded in another way
+                    return host, stream
                 if begins < self._now:
                     host += op.dispatch_ps
                     self._compute(rank, op, begins + op.work_ps - self._now)
