@@ -23,7 +23,7 @@ help: ## this list
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (under a minute after the set-up)
 	$(VENV)/bin/twofold demo $(ARGS)
 
-# loadfile: what the tests of a file share is made once, by one worker. tests/scheduling.py says which worker. One worker
+# loadfile: what the tests of a file share is made once, by one worker. tests/support/scheduling.py says which worker. One worker
 # more than 2 cores computes while the ranks of another one's tests wait for each other.
 test: check ## lint, formatting, types and all tests (JOBS=3 workers)
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -2,7 +2,7 @@
 
 Each check prints what came out and what is expected, one line for each answer; the command ends with 1 where an answer
 is not as expected. Two more are tests: an independent longest path of 420 random pipelines
-(tests/test_simulator_pipeline_oracle.py), and fair shares on random networks (tests/test_simulator_fluid.py).
+(test_pipeline_oracle.py in tests/simulator/engine), and fair shares on random networks (test_fluid.py there).
 """
 
 from __future__ import annotations

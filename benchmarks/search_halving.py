@@ -2,8 +2,8 @@
 
 The devices are halved level by level. On every level each matrix product, in the order of the graph, takes the cut
 that moves the fewest elements, given the cuts of its producers on this level; everything else follows its producers.
-Formulas, constants and order were read in MindSpore's source; tests/test_search_weaknesses.py repeats runs that were
-observed. The rule does not model seconds, links, dtypes, memory, stages, bubbles or overlap, and never revises a
+Formulas, constants and order were read in MindSpore's source; tests/search/devices/test_weaknesses.py repeats runs that
+were observed. The rule does not model seconds, links, dtypes, memory, stages, bubbles or overlap, and never revises a
 choice.
 """
 

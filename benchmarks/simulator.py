@@ -44,11 +44,7 @@ from simulator import WhatIf, run_program, simulate
 from simulator.estimate import estimate, estimate_grid
 from simulator.forecast import forecast, forecast_grid
 from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
-
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the programs written by hand are those of the tests
-
-import handmade
-import pipeline_programs
+from tests.support import handmade, pipeline_programs  # the programs written by hand are those of the tests
 
 RESULTS = Path(__file__).with_name("results") / "simulator.json"
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from tests import warm
+from tests import ROOT
+from tests.support import warm
 
 # Tensors of tests are tiny: threads would only wait for each other. Libraries read the first when they are imported.
 # The executor gives every rank of a host its share of the cores: a test that trains in its own process would otherwise
@@ -57,7 +58,7 @@ IS_HERE: Mapping[str, Callable[[], bool]] = {
     "four GPUs": lambda: num_gpus() > 3,
     "triton": lambda: num_gpus() > 0 or os.environ.get("TRITON_INTERPRET") == "1",
     "compiler": lambda: num_gpus() > 0 or shutil.which("g++") is not None,
-    "torch-npu": lambda: (Path(__file__).parents[1] / "build" / "npu" / "is-ready").exists(),  # by make check-npu
+    "torch-npu": lambda: (ROOT / "build" / "npu" / "is-ready").exists(),  # by make check-npu
     "chromium": lambda: find_chromium() is not None,  # apt-get install chromium
 }
 """What a machine may lack and a test can ask for with `@pytest.mark.needs`."""
@@ -77,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if needs[item] & missing])
     items[:] = [item for item in items if not needs[item] & missing]
     if (seed := config.getoption("shuffle")) is not None:
-        from tests.scheduling import shuffled
+        from tests.support.scheduling import shuffled
 
         items[:] = shuffled(items, seed)
 
@@ -85,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """No worker waits while another one runs tests marked `ranks`."""
-    from tests.scheduling import RanksOnOneWorker
+    from tests.support.scheduling import RanksOnOneWorker
 
     return RanksOnOneWorker(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -151,7 +152,7 @@ def chromium() -> str | None:
 def torch_npu() -> Generator[ModuleType, None, None]:
     """The stand-in for torch-npu, where `import torch_npu` finds it; gone behind the tests of a module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).with_name("standins"))
+        patch.syspath_prepend(ROOT / "tests" / "standins")
         yield importlib.import_module("torch_npu")
         for name in ("torch_npu", "executor.kernels.npu"):
             sys.modules.pop(name, None)

@@ -1,8 +1,8 @@
 """Simulations, forecasts and searches without cyclic garbage collection.
 
 Python's collector starts whenever some hundred more objects exist. Most objects of a simulation or a forecast belong to
-its result or are freed at once, and none of them refer to each other in a circle (`tests/test_garbage.py`), so the
-collector would find nothing. Without it forecasts take an eighth less time.
+its result or are freed at once, and none of them refer to each other in a circle (`tests/simulator/test_garbage.py`):
+the collector would find nothing. Without it forecasts take an eighth less time.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19,
 
 _LARGE = 3
 """Sizes of axes from which on the shorter way to communicate a tensor along several of them is the same, apart from
-mixtures of experts (tests/test_symbolic.py)."""
+mixtures of experts (tests/plans/lower/test_symbolic.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
