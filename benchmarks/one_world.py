@@ -22,7 +22,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -281,11 +281,11 @@ def run(
 
 def run_in_parts(
     jobs: int, count: int, seed: int, execution: str, kinds: Sequence[str], seconds: float
-) -> dict[str, Score]:
+) -> Iterator[dict[str, Score]]:
     """`run` in parts of at most 50 configurations, several at a time; each has a seed of its own from `seed` on.
 
-    Every part has a new process: its memory goes back when it ends, and nothing runs on for long if this process is
-    killed.
+    Yields what was found so far after every part. Every part has a new process: its memory goes back when it ends, and
+    nothing runs on for long if this process is killed.
     """
     found = {kind: Score() for kind in kinds}
     ends = time.monotonic() + seconds
@@ -297,7 +297,7 @@ def run_in_parts(
                 found[kind].add(score)
             cases = sum(score.cases for score in found.values())
             print(f"part {number + 1} of {len(parts)}: {cases} configurations", file=sys.stderr, flush=True)
-    return found
+            yield found
 
 
 def main() -> None:
@@ -311,21 +311,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
-    of_kind = run_in_parts(
+    parts = run_in_parts(
         arguments.jobs, arguments.count, arguments.seed, arguments.execution, arguments.machines, arguments.seconds
     )
-    whole = Score()
-    for score in of_kind.values():
-        whole.add(score)
-    found = {
-        "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
-        "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
-        **whole.row(), "machines": {kind: score.row() for kind, score in of_kind.items()},
-        "differ": [said for _, said in sorted(whole.differ, reverse=True)[:50]],
-    }  # fmt: skip
+    for of_kind in parts:
+        whole = Score()
+        for score in of_kind.values():
+            whole.add(score)
+        found = {
+            "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
+            "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
+            **whole.row(), "machines": {kind: score.row() for kind, score in of_kind.items()},
+            "differ": [said for _, said in sorted(whole.differ, reverse=True)[:50]],
+        }  # fmt: skip
+        if arguments.save:  # a run that is interrupted keeps what is known
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    if arguments.save:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -231,12 +231,20 @@ def main() -> int:
     with ProcessPoolExecutor(given.jobs) as pool:
         for row in pool.map(partial(compared, most=given.most), range(given.seed, given.seed + given.count)):
             rows.append(row)
-            if row["beaten"]:
+            if row["above"] > TOLERANCE or row["beaten"]:
                 print(json.dumps(row), flush=True)
             if len(rows) % 20 == 0:
                 print(f"{len(rows)} of {given.count}", flush=True)
+            if given.save:  # a run that is interrupted keeps what is known
+                keep(given.save, "spaces", _figures(rows))
+    found = _figures(rows)
+    print(json.dumps(found, indent=1))
+    return 1 if found["beaten"] else 0
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     beaten = [row for row in rows if row["beaten"]]
-    found = {
+    return {
         "problems": len(rows), "configurations": sum(row["configurations"] for row in rows),
         "nothing_fits": sum(row["least_s"] is None for row in rows),
         "stacks": {name: sum(row["stack"] == name for row in rows) for name in dict.fromkeys(STACKS)},
@@ -244,10 +252,6 @@ def main() -> int:
         "faster_within_gap": sum(row["above"] > TOLERANCE and not row["beaten"] for row in rows),
         "largest_above": max(row["above"] for row in rows),
     }  # fmt: skip
-    print(json.dumps(found, indent=1))
-    if given.save:
-        keep(given.save, "spaces", found)
-    return 1 if beaten else 0
 
 
 if __name__ == "__main__":
