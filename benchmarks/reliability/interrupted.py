@@ -102,4 +102,6 @@ def _killed(job: Path, at: int, draw: random.Random) -> str:
     while any(Path(f"/proc/{pid}").exists() for pid in pids.values()):  # after the launcher the kernel ends the others
         time.sleep(0.02)
     of = f" {rank}" if which in ("rank", "guard") else ""
-    return f"step {at}: {which}{of} killed, exit code {code}, {(said.splitlines() or [''])[-1][:160]}"
+    return (
+        f"step {at}: {which}{of} killed, exit code {code}, {(said.splitlines() or [''])[-1].partition('; its log')[0]}"
+    )

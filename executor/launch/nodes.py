@@ -172,7 +172,7 @@ class NodeConnections:
         """
         self._exchange()
         for peer in self._peers:
-            if peer.is_lost:
+            if peer.is_lost and peer.error is None:
                 return self._lost(peer)
         if not any(peer.error is not None or peer.asks_to_stop for peer in self._peers):
             return None
@@ -203,7 +203,9 @@ class NodeConnections:
         while first.verdict is None:
             self._exchange()
             if first.verdict is None and first.is_lost:
-                return self._lost(first) if error is None or _is_consequence(error) else error
+                if error is not None and not _is_consequence(error):
+                    return error
+                first.verdict = first.error or _as_message(self._lost(first), 0)
             time.sleep(RETRY_S / 2)
         return _from_message(first.verdict, self._nodes.node_rank, error)
 
@@ -326,7 +328,7 @@ class NodeConnections:
             self._exchange()
             for peer in self._peers:
                 if peer.is_lost and not peer.has_ended:
-                    peer.has_ended, peer.error = True, _as_message(self._lost(peer), peer.node)
+                    peer.has_ended, peer.error = True, peer.error or _as_message(self._lost(peer), peer.node)
             errors = [each for each in (mine, *(peer.error for peer in self._peers)) if each is not None]
             if errors and failed_s is None:
                 failed_s = time.monotonic()

@@ -227,6 +227,22 @@ def test_a_cause_is_told_before_the_ranks_of_its_node_have_ended(port, monkeypat
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("ends_at_once", [0, 2])
+def test_a_node_that_told_its_cause_is_not_lost(ends_at_once, port):
+    """Its launcher is killed before all have agreed."""
+    refused = RankRefused("the data ended", rank=5, exit_code=2)
+
+    def ends(node, here):
+        if node == ends_at_once:
+            here.tell(refused)
+            return None
+        return until_failed(here)
+
+    found = met(port, SAME, ends)
+    del found[ends_at_once]
+    assert {(type(each), str(each)) for each in found.values()} == {(RankRefused, f"on node {ends_at_once}: {refused}")}
+
+
 def test_what_one_node_refuses_before_its_ranks_start_no_node_tries_again(port):
     full = TwofoldError("cannot write logs to logs/1: No space left on device")
     found = met(port, SAME, lambda node, here: here.agreed(full if node == 1 else None))
