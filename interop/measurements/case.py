@@ -26,6 +26,7 @@ class Beyond:
         whole_experts: whether tensor parallelism splits no expert.
         dispatches_float8: whether tokens are sent to experts in 8 bits (they come back in 16).
         zero_plus: parts of ZeRO++ that are on, of `zero_plus.PARTS`.
+        offloaded: what is in the memory of the host, as of `offload.parts_in`.
         reserved: whether its memory is what the allocator reserved, not what was allocated; None: as its software logs.
     """
 
@@ -35,6 +36,7 @@ class Beyond:
     whole_experts: bool = False
     dispatches_float8: bool = False
     zero_plus: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
     reserved: bool | None = None
 
 

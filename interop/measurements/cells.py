@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number
+from interop.measurements.offload import is_modelled
 from interop.measurements.precisions import BLACKWELL, HOPPER, Precision, has_products, precision_named
 from interop.measurements.spellings import compile_named, is_offloaded, switch_named
 
 __all__ = [
-    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "MOST_SEQUENCES", "OUT_OF_MEMORY",
-    "OWN_RUNS", "PARTS", "READ_AS", "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
+    "BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "FIGURE", "FROM_ABOVE", "FROM_TITLE", "MOST_SEQUENCES", "OFFLOAD_COLUMNS",
+    "OUT_OF_MEMORY", "OWN_RUNS", "PARTS", "READ_AS", "REMARK", "ROW", "ZERO_BUBBLE", "Cells", "Skip",
 ]  # fmt: skip
 
 _OFTEN_FLOAT8 = r"nemo\b|megatron-?bridge|transformer ?engine"
@@ -24,6 +25,9 @@ _BLANK = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "unknown", "not
 ZERO_BUBBLE = "2401.10241"
 """Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
 --fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
+
+OFFLOAD_COLUMNS = ("task", "notes", "model", "zero_level", "recompute", "source")
+"""Columns whose words may say that something is offloaded."""
 
 _SEQUENCES = "seqs?|sequences|samples"
 OWN_RUNS = "measured/readme"
@@ -165,9 +169,10 @@ class Cells:
         words = re.sub(r"\b(?:no|not|without|w/o|non)[- ](?:q?lora|peft|freez\w*|frozen)\b", "", words)
         if match := re.search(r"\b(q?lora|peft|freez\w*|frozen|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; only pre-training of all weights is modelled")
-        for column in ("task", "notes", "model", "zero_level", "recompute", "source"):
-            if said := is_offloaded(self.text(column)):
-                raise Skip(f"its {column} mentions {said!r}, which is not modelled", column)
+        for column in OFFLOAD_COLUMNS:
+            if (said := is_offloaded(self.text(column))) and not is_modelled(self.words(*OFFLOAD_COLUMNS)):
+                raise Skip(f"its {column} mentions {said!r}, which is modelled for DeepSpeed's states and weights "
+                           "in the memory of the host only", column)  # fmt: skip
 
     def precision(self) -> Precision:
         """The precision column; empty if it is blank.

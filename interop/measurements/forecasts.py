@@ -10,6 +10,7 @@ from costmodels import Machine, utilization
 from interop.measurements.case import Beyond, Case
 from interop.measurements.devices import Network
 from interop.measurements.machines import assumed_of, load_machine, machine_of
+from interop.measurements.offload import with_host_memory
 from interop.measurements.zero_plus import with_copies, with_parts
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
@@ -93,6 +94,8 @@ def _run(
         found = forecast(config, degrees, target, stack=stack)
     if "hpz" in beyond.zero_plus:
         found = with_copies(found, config, degrees, target.devices_per_node)
+    if beyond.offloaded:
+        found = with_host_memory(found, config, degrees, target, beyond.offloaded)
     unknown = stack.unknown_bytes(config, degrees)
     assumed = [*stack.assumptions(config, degrees), *(assumed_of(target, network) if network is not None else ())]
     return Run(

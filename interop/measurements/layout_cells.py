@@ -6,13 +6,15 @@ import dataclasses
 import math
 import re
 
-from interop.measurements.cells import OWN_RUNS, Skip
+from interop.measurements import offload
+from interop.measurements.cells import OFFLOAD_COLUMNS, OWN_RUNS, Skip
 from interop.measurements.hybrid import HYBRID
 from interop.measurements.mixtures import Mixtures
 from interop.measurements.software import COMPOSER, is_deepseek_v3, keeps_low, level_of, reduces_low
 from interop.measurements.spellings import (
     UNMODELLED_SCHEDULES,
     Recompute,
+    is_offloaded,
     recompute_named,
     recomputed_layers,
     schedule_named,
@@ -193,6 +195,16 @@ class LayoutCells(Mixtures):
         if not found or degrees.optimizer.parallel_level < 3:
             return ()
         self.assumed.append(f"ZeRO++ ({', '.join(found)}): smaller messages; the time to quantise is not modelled")
+        return found
+
+    def offloaded(self, degrees: Degrees) -> tuple[str, ...]:
+        """What DeepSpeed keeps in the memory of the host."""
+        said = [text for column in OFFLOAD_COLUMNS if is_offloaded(text := self.text(column))]
+        level = degrees.optimizer.parallel_level
+        if not said or not level:
+            return ()
+        found = offload.parts_in("; ".join(said), level)
+        self.assumed.append(f"offloaded to the host: {' and '.join(found)}; its usual host's memory and links")
         return found
 
     def recompute(self, stack: str, config: TransformerConfig) -> Recompute:

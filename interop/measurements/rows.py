@@ -131,6 +131,7 @@ class _Reading(ModelCells, LayoutCells):
             whole_experts=self.has_whole_experts, dispatches_float8=self.dispatches_float8(stack),
             reserved={"reserved": True, "allocated": False}.get(self.text("memory")),
             zero_plus=self.zero_plus(degrees),
+            offloaded=self.offloaded(degrees),
             shards=self.shards(degrees, network.devices_per_node or load_device(device).per_node),
         )  # fmt: skip
         return _Setting(

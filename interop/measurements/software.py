@@ -97,7 +97,7 @@ _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed
 
 _LEVEL_IN_WORDS = (
     r"\b(?:no|without|w/o)[ -](?:deepspeed[ -]*)?zero\b(?![ -]*(?:bubble|offload|infinity))"
-    r"|zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
+    r"|zero[ -]*(?:stage[ -]*)?[0-3]\b|zero[ -]*(?:offload|infinity)\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
 )
 
 

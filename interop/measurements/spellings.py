@@ -32,6 +32,7 @@ _LEVELS = (
     (r"\b(?:no|non|without) (?:deepspeed )?zero\b(?! (?:bubble|offload|infinity))", 0),
     (r"reshard after forward ?=? ?(false|no|0)|no reshard", 2),
     (r"\b(?:z|zero)[ ]*(?:stage[ ]*)?([0-3])\b|stage ?([0-3])\b|\blevel ?([0-3])\b|^([0-3])(?![\w./])", None),
+    (r"zero infinity", 3), (r"zero offload", 2),
     (r"full[ ]*shard|fully shard|os g p(arams?|arameters)?\b|optim\w* (and )?grad\w* (and )?(param|weight)",
      3),
     (r"zero ?plus|\b(?:hpz|qwz|qgz)\b|^full$|^sharded$|reshard after forward", 3),

@@ -674,3 +674,40 @@ def test_in_what_gradients_are_reduced_depends_on_the_software(change, dtype):
 def test_float8_of_composer_is_that_of_transformer_engine():
     row = ROW | {"source": "llm-foundry", "precision": "amp_fp8", "zero_level": "3", "pp": "1", "dp": "8"}
     assert stack_named(case_of(row, 1).stack).recipe.words.startswith("float8 linears of Transformer Engine: one pass")
+
+
+def test_offloaded_states_leave_the_device_for_an_update_by_the_host():
+    """30 bytes for each of 13e9 parameters at half of 410 GB/s, whoever holds them; 2 of a shard back at 12.8 GB/s."""
+    row = ROW | {
+        "source": "DeepSpeed", "model": "GPT-3 13B", "gpu_type": "A100 80GB", "gpu_count": "8", "tp": "1", "pp": "1",
+        "dp": "", "micro_batch": "4", "global_batch": "64", "seq": "2048", "precision": "fp16", "recompute": "full",
+    }  # fmt: skip
+    plain, offloaded = (
+        run_of(case_of(row | {"zero_level": level}, 1)).found for level in ("2", "ZeRO-2 (optimizer offload)")
+    )
+    parameters = case_of(row, 1).config.num_parameters
+    more_s = 30 * parameters / 205e9 + 2 * parameters / 8 / 12.8e9
+    assert offloaded.step_s - plain.step_s == pytest.approx(more_s)
+    assert (plain.low_s - offloaded.low_s, offloaded.high_s - plain.high_s) == pytest.approx((-more_s / 2, 2 * more_s))
+    assert plain.peak_bytes - offloaded.peak_bytes == pytest.approx((12 + 2) * parameters / 8, rel=0.01)
+    # on one device gradients of all parameters leave it; on two nodes each host updates half of them
+    alone = run_of(case_of(row | {"gpu_count": "1", "global_batch": "8", "zero_level": "ZeRO-Offload"}, 1)).found
+    assert alone.memory["optimizer"] == 0
+    both = row | {"gpu_count": "16", "global_batch": "128"}
+    found = [run_of(case_of(both | {"zero_level": level}, 1)).found for level in ("2", "2, CPU offload")]
+    assert found[1].step_s - found[0].step_s == pytest.approx(more_s / 2)
+
+
+@pytest.mark.parametrize(("words", "is_read"), [
+    ({"source": "DeepSpeed ZeRO-Infinity"}, True), ({"source": "DeepSpeed", "zero_level": "3 + CPU offload"}, True),
+    ({"source": "DeepSpeed", "zero_level": "3, NVMe offload"}, False),
+    ({"source": "PyTorch FSDP", "notes": "CPU offload"}, False),
+    ({"source": "DeepSpeed", "zero_level": "3", "notes": "activation offload"}, False),
+])  # fmt: skip
+def test_offloading_is_read_of_deepspeed_to_the_host(words, is_read):
+    row = ROW | {"tp": "1", "pp": "1", "dp": "", "gpu_count": "16", "zero_level": ""} | words
+    if is_read:
+        assert case_of(row, 1).beyond.offloaded == ("optimizer", "weights")
+    else:
+        with pytest.raises(Skip, match="in the memory of the host only"):
+            case_of(row, 1)
