@@ -144,7 +144,7 @@ def _ring(links: Sequence[Link], group: Group, traffic: Traffic) -> Flows:
         loads.append(Load(0, False, total))
     elif first.fullest > 1:  # of every ring one link in `fullest` leaves the node
         loads.append(Load(0, False, total * (first.fullest - 1) / first.fullest))
-    loads += _leaving(links, group, [total] * group.top, in_rings=True)
+    loads += _leaving(links, group, [total] * group.top)
     rounds = max(1, round(traffic.hops / max(1, group.members - 1)))
     crossings = min(traffic.hops, rounds * (first.number - 1))
     near_steps = traffic.hops - crossings + traffic.is_forwarded
@@ -195,23 +195,18 @@ def _exchange(links: Sequence[Link], group: Group, traffic: Traffic, hierarchica
     return Flows(tuple(loads), hops - crossings, far, messages)
 
 
-def _leaving(links: Sequence[Link], group: Group, leaving: Sequence[float], *, in_rings: bool = False) -> list[Load]:
+def _leaving(links: Sequence[Link], group: Group, leaving: Sequence[float]) -> list[Load]:
     """The loads of what leaves a domain below each further tier, by the ports of as many ranks as it has where a plane
-    of ports begins: each of a node's ranks has its own way into the network, also if pairs of them are joined.
-
-    What leaves a node goes by the ports of the network only; of a ring, that is one of the links between its pairs.
-    """
+    of ports begins: each of a node's ranks has its own way into the network, also if pairs of them are joined."""
     ports = group.tiers[0].emptiest
     loads = []
     for tier, size_bytes in enumerate(leaving, 1):
         if not links[tier].is_entered_from_below(tier):
             ports = group.tiers[tier - 1].emptiest
         end = min(plane_end(tuple(links), tier), group.top)
-        domains, joined = group.tiers[tier - 1].number, group.tiers[end].number
-        if domains > joined:
-            stays = 1 - joined / domains if in_rings and joined > 1 else 1.0
-            loads.append(Load(tier, False, size_bytes * stays / ports))
-        if links[tier].way_out_Bps is not None and domains > 1:
+        if group.tiers[tier - 1].number > group.tiers[end].number:
+            loads.append(Load(tier, False, size_bytes / ports))
+        if links[tier].way_out_Bps is not None and group.tiers[tier - 1].number > 1:
             loads.append(_uplink(links, group, tier, size_bytes))
     return loads
 
