@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import FOLDER
 from executor.device import Device, environment, pick_device
 from plans.files import write_atomically
 
 __all__ = ["keep", "measured_with", "write_results"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = FOLDER.parent
 
 
 def measured_with(device: Device | None = None) -> dict[str, Any]:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from benchmarks import FOLDER
 from benchmarks.kept import keep
 
 __all__ = ["main"]
 
 BAD = ("failure", "error", "skipped")
-_ROOT = Path(__file__).parents[1]
+_ROOT = FOLDER.parent
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,8 +2,8 @@
 
 An interval is composed of parts (`costmodels.interval`): the classes of kernels and of messages, the host if it is the
 bottleneck, the unexplained part, and for other software its unknown parts. Figures are errors of predictions of
-left-out data, as printed by `python -m benchmarks.leave_one_out`, unless they are marked as assumed. `python -m
-benchmarks.intervals` prints how many measured rows of each group are inside the intervals.
+left-out data, as printed by `python -m benchmarks.accuracy.leave_one_out`, unless they are marked as assumed.
+`python -m benchmarks.accuracy.intervals` prints how many measured rows of each group are inside the intervals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOST = 0.24
 other hosts, of 17 sessions."""
 
 TORCH_HOST = 0.37
-"""The same of blocks of torch, of eleven hosts (`python -m benchmarks.leave_one_out`)."""
+"""The same of blocks of torch, of eleven hosts (`python -m benchmarks.accuracy.leave_one_out`)."""
 
 OTHER_CHIP: Mapping[str, float] = {
     "matrix": 0.02, "attention": 0.02, "memory": 0.02, "collective": 0.02, "transfer": 0.06,
@@ -73,7 +73,7 @@ our own transformers on 1 and 2 H200 of three hosts (the third and fourth set of
 and 95 % quantiles were 0.96 and 1.07; prices alone explain 0.963 to 1.038. The fifth and sixth set test it."""
 
 STEP_LONGER = 0.025
-"""Median share by which kernels take longer in a step than alone (`python -m benchmarks.peers_residuals`).
+"""Median share by which kernels take longer in a step than alone (`python -m benchmarks.accuracy.residuals`).
 
 Device-bound steps of torch's parts: 3.4, 1.6 and 2.4 % of 41, 30 and 39 steps of the second, third and fifth set of
 `benchmarks.peers` on H200, 2.8 % of 35 of the fifth on H100. Replayed steps of twofold's executor in the same sets:
@@ -82,7 +82,7 @@ Device-bound steps of torch's parts: 3.4, 1.6 and 2.4 % of 41, 30 and 39 steps o
 
 OTHER_LONGER = 0.09
 """The same of software of which no step was measured: the median of the mean residuals of measured steps predicted as
-other software than ran them (`python -m benchmarks.other_stacks`)."""
+other software than ran them (`python -m benchmarks.accuracy.other_stacks`)."""
 
 SOFTWARE = Interval(low=0.954, high=1.054)
 """Differences that are left between measured and predicted steps of other software, whose parts are known from its
@@ -97,7 +97,8 @@ OTHER_SOFTWARE = Interval(low=0.833, high=1.23)
 
 MEMORY_RESIDUAL = 0.037
 """Root mean square of the logarithms of measured over predicted peaks of torch's parts on 2 H200; 0.029 of zero-bubble
-pipelines, 0.025 of small decoders under four stacks (`python -m benchmarks.stack_steps`). The largest is taken."""
+pipelines, 0.025 of small decoders under four stacks (`python -m benchmarks.accuracy.stack_steps`). The largest is
+taken."""
 
 MEMORY_ACTIVATIONS = 0.025
 """Share of the activations that code around a stack may keep alive: masks, copies, a caller's variables (assumed)."""

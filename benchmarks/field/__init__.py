@@ -1,1 +1,1 @@
-"""Models of other libraries, unmodified and small, for `python -m benchmarks.capture_field`."""
+"""Models of other libraries, unmodified and small, for `python -m benchmarks.field.capture`."""

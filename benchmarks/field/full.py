@@ -1,7 +1,7 @@
 """Models in the sizes that people train, on the meta device, as `twofold plan FILE:FUNCTION` takes them.
 
 Each function gives (module with its loss, example inputs as shapes), the inputs with a global batch of 512. Searches of
-them are timed by `python -m benchmarks.search_modules`. transformers, torchvision and segmentation-models-pytorch are
+them are timed by `python -m benchmarks.search.modules`. transformers, torchvision and segmentation-models-pytorch are
 imported where they are needed: they are not dependencies of the project.
 """
 

@@ -15,28 +15,28 @@ import argparse
 import json
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.capture_field import outcome
-from benchmarks.capture_field import planned as planned_on
+from benchmarks import FOLDER
 from benchmarks.field.blocks import BLOCKS
+from benchmarks.field.capture import outcome
+from benchmarks.field.capture import planned as planned_on
 from benchmarks.field.derived import DERIVED
 from benchmarks.field.families import FAMILIES
 from benchmarks.field.handwritten import HANDWRITTEN
 from benchmarks.field.invented import INVENTED
 from benchmarks.field.objectives import OBJECTIVES
+from benchmarks.field.on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
 from benchmarks.field.pictures import PICTURES
-from benchmarks.field_on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
 from benchmarks.kept import measured_with, write_results
 from executor.capture.capture import capture
 from plans.model.graph import Graph
 
 __all__ = ["UNLISTED"]
 
-RESULTS = Path(__file__).parents[1] / "results" / "unlisted.json"
+RESULTS = FOLDER / "results" / "unlisted.json"
 TIME_LIMIT_S = 10.0
 
 UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | DERIVED | INVENTED | FAMILIES | PICTURES

@@ -18,6 +18,7 @@ from unittest import mock
 
 import msgspec
 
+from benchmarks import FOLDER
 from costmodels import Machine
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.optimizer import Optimizer
@@ -28,7 +29,7 @@ __all__ = ["EXAMPLES", "TRANSFORMERS", "main"]
 
 NUM_RANKS = 8
 MACHINE = "ascend-910b2-x8"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = FOLDER.parent / "examples"
 
 _LLAMA = TransformerConfig(
     name="llama", num_layers=4, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=128256, seq=4096

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import on_ranks
+from benchmarks.devices.jobs import on_ranks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.worker import PART_S, Found
 

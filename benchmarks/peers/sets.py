@@ -590,9 +590,9 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
 before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to eleventh
-were predicted first too; the sixth is in `benchmarks.step_plans`. "host" has steps of which only the host takes time,
-in two depths and with several micro-batches or one, so that the time of a block in a step is a difference. "megatron"
-compares with Megatron-Core."""
+were predicted first too; the sixth is in `benchmarks.accuracy.step_plans`. "host" has steps of which only the host
+takes time, in two depths and with several micro-batches or one, so that the time of a block in a step is a difference.
+"megatron" compares with Megatron-Core."""
 
 SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
     1: (

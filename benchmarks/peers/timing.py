@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, supported_activities
 
-from benchmarks.profiled import kernels_of
+from benchmarks.devices.profiled import kernels_of
 from executor.calibrate.rank_sync import RankSync
 from executor.device import Device, now_ns
 

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import FOLDER
 from executor.launch.rank_logs import JobFolder
 
 __all__ = [
     "NotEnded", "agent_of", "ended", "environment", "figures", "losses", "make_job", "pids_of", "set_steps", "started",
 ]  # fmt: skip
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = FOLDER.parent
 
 
 class NotEnded(RuntimeError):

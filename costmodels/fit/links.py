@@ -61,8 +61,8 @@ NCCL_PROTOCOLS = {
 From NCCL 2.28.3, src/graph/tuning.cc (ncclTunerConstantsDefaults): LL at most half of the bus bandwidth and at most
 141 GB/s (Hopper) or 87.7 (Ampere), which is 0.37 of what rings reach on both; LL128 120/128, rounded there to 0.92;
 trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node. Between nodes LL is bound to 45 GB/s (Hopper), 0.12 of
-what 8 cards of 400 Gb/s reach: fitted to published bandwidths (`benchmarks.network`), as is this share. PAT: 0.75 of
-the bandwidth and 14 / 3.5 us for a step.
+what 8 cards of 400 Gb/s reach: fitted to published bandwidths (`benchmarks.accuracy.network`), as is this share. PAT:
+0.75 of the bandwidth and 14 / 3.5 us for a step.
 """
 
 

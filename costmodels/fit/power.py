@@ -33,7 +33,8 @@ LARGE_BYTES = 2**26
 
 MESSAGE_SHARE = 0.35
 """`Power.message_share`, from all-reduces of 64 MiB between products of power-limited H200: the median share of their
-time that depends on the clock is 0.41 (`python -m benchmarks.meetings --share`), 0.08 of the time is their start."""
+time that depends on the clock is 0.41 (`python -m benchmarks.devices.meetings --share`), 0.08 of the time is their
+start."""
 
 PRODUCTS = ("matrix", "small")
 FREE = 0.985

@@ -31,9 +31,9 @@ _KINDS = {
     "recurrent": (Composite(31.5, 10.0, 1.0), Composite(113.0, 24.0, 1.0)),
 }
 """Kind -> forward and gradient: means over 14 operators and 3 recurrent layers on an H100
-(`python -m benchmarks.opaque_calls`, benchmarks/results/opaque_calls_h100.json). That each kernel reads and writes one
-tensor is assumed; so is that functions with a backward of their own are like single operators. Recurrent layers have
-the kernels of `recurrent_s`."""
+(`python -m benchmarks.devices.opaque_calls`, benchmarks/results/opaque_calls_h100.json). That each kernel reads and
+writes one tensor is assumed; so is that functions with a backward of their own are like single operators. Recurrent
+layers have the kernels of `recurrent_s`."""
 
 
 def composite(call: str) -> Composite:

@@ -29,8 +29,8 @@ __all__ = ["WANDER_S", "Load", "Power", "limited_clock", "mean_W", "settled_MHz"
 WANDER_S = 1.5e-3
 WANDER_FALLS = 0.25
 """The mean clock over t seconds deviates by t to the power of -0.25. H200: about 6 % over 0.45 ms and 4 % over 1.6 ms,
-between meetings of two and of four (`python -m benchmarks.meetings --wander`); 1.6 % over steps of 0.1 s, the spread of
-replayed steps of one device (benchmarks/results/peers_h200_ninth.json)."""
+between meetings of two and of four (`python -m benchmarks.devices.meetings --wander`); 1.6 % over steps of 0.1 s, the
+spread of replayed steps of one device (benchmarks/results/peers_h200_ninth.json)."""
 
 _LOWEST = 0.2
 _FREE = 1.5

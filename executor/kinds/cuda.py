@@ -22,7 +22,9 @@ class Cuda(DeviceKind):
     name = "cuda"
     backend = "nccl"
     graph = "CUDAGraph"
-    head_start_cycles = 6000  # 3 us; 2000 are too few on H200, more change nothing (benchmarks.hidden_reductions)
+    head_start_cycles = (
+        6000  # 3 us; on H200 2000 are too few, more change nothing: benchmarks.devices.hidden_reductions
+    )
 
     def prepare(self) -> None:
         """Compute in the dtypes of the plan: torch would round the operands of float32 convolutions to TF32."""

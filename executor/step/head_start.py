@@ -2,8 +2,8 @@
 
 A product takes all multiprocessors of a GPU until it ends. A collective becomes ready a few microseconds after the
 kernel that made its operand, because it is on another stream; a product that is issued behind it is ready at once,
-begins, and lets the collective wait (`benchmarks.hidden_reductions`). So that product is delayed until the collective
-has begun.
+begins, and lets the collective wait (`benchmarks.devices.hidden_reductions`). So that product is delayed until the
+collective has begun.
 
 That pays where the collective is waited for soon: where only weight gradients lie between it and its WAIT, as with
 reductions of tensor parallelism. Gradients in buckets and gathered weights have more compute next to them than they

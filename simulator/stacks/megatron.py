@@ -28,8 +28,8 @@ inside the product that makes a weight's gradient."""
 
 CORE_HOST_FACTORS = (2.7, 1.5)
 """Host time of a layer of Megatron-Core 0.16.1, forward and backward, over that of plain torch modules on the same H200
-host, in the median of four runs (benchmarks/megatron_host.py). They ran without Transformer Engine, whose modules are
-assumed to take as long."""
+host, in the median of four runs (benchmarks/devices/megatron_host.py). They ran without Transformer Engine, whose
+modules are assumed to take as long."""
 
 _PRODUCT_HOST_S = 11e-6
 """Host time of a matrix product alone (the same data), from which the weight-gradient part is computed."""

@@ -118,7 +118,7 @@ _TENSOR = Recipe(
 _ROW = Recipe(
     words="float8 linears with a scale a row (torchao, rowwise): a pass for each operand of each product",
     forward="float8_rowwise", backward="float8_rowwise", input_passes=1.9, weight_passes=1.9, gradient_passes=1.9,
-    turned_passes=2.7,  # medians of `python -m benchmarks.float8_kernels` on an H100
+    turned_passes=2.7,  # medians of `python -m benchmarks.devices.float8_kernels` on an H100
     spread=0.25,
 )  # fmt: skip
 _DELAYED = Recipe(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.accuracy_picture import Scored, accuracy_picture
+from benchmarks.accuracy.picture import Scored, accuracy_picture
 from plans.errors import TwofoldError
 
 

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from benchmarks.calibration import CLOCK_POWER, STATIC_W, clock_exponents, points_of, with_power_limit
+from benchmarks.accuracy.calibration import CLOCK_POWER, STATIC_W, clock_exponents, points_of, with_power_limit
 from costmodels.fit.points import Point, save_points
 from costmodels.machine.catalogue import load_device
 

@@ -1,4 +1,4 @@
-"""Changed files and command lines: 10,000, each done or refused (`python -m benchmarks.fuzz` runs many more)."""
+"""10,000 changed files and command lines, each done or refused (`python -m benchmarks.reliability.fuzz` runs more)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.fuzz import fuzz
+from benchmarks.reliability.fuzz import fuzz
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.interleaving import case_of, main, plan_of, predicted
+from benchmarks.devices.interleaving import case_of, main, plan_of, predicted
+from benchmarks.devices.two_streams import TwoStreams
 from benchmarks.peers.configs import MODELS
-from benchmarks.two_streams import TwoStreams
 from executor.device import Device
 from tests import ROOT
 

@@ -7,7 +7,7 @@ import statistics
 import msgspec
 import pytest
 
-from benchmarks.leave_one_out import RESULTS, as_if_unmeasured, left_out_kernels, left_out_steps, summary
+from benchmarks.accuracy.leave_one_out import RESULTS, as_if_unmeasured, left_out_kernels, left_out_steps, summary
 from costmodels.machine.catalogue import load_device
 from costmodels.widths import HOST, SOFTWARE, STEP_LONGER, TORCH_HOST
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.network import RESULTS, Published, fitted_constants, load_published, predicted_GBps
+from benchmarks.accuracy.network import RESULTS, Published, fitted_constants, load_published, predicted_GBps
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import load_device
 

@@ -2,7 +2,7 @@
 
 import random
 
-from benchmarks.plausible import broken_laws, drawn_row
+from benchmarks.accuracy.plausible import broken_laws, drawn_row
 
 
 def test_predictions_obey_the_laws():

@@ -164,8 +164,8 @@ def test_the_mixture_that_was_not_fitted_settles_where_the_law_says():
 
 def test_steps_run_at_the_clock_that_their_programs_settle_at():
     """Steps that nothing was fitted to, on one device: the driver's clock beside the law's."""
-    from benchmarks.former_kernels import with_former_kernels
-    from benchmarks.step_plans import SETS
+    from benchmarks.accuracy.former_kernels import with_former_kernels
+    from benchmarks.accuracy.step_plans import SETS
 
     plans, device = SETS["fourth"](), with_former_kernels(load_device("h200"))
     apart = []

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
+from benchmarks.accuracy.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
 from costmodels.fit import matrix
 from costmodels.fit.device import DeviceFit, fit_device

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.recurrent_layers import shapes_of
+from benchmarks.devices.recurrent_layers import shapes_of
 from costmodels import Machine
 from costmodels.price.instruction import price_compute
 from tests import ROOT

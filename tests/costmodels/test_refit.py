@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.calibration import MEASURED, fitted
+from benchmarks.accuracy.calibration import MEASURED, fitted
 from costmodels.fit.cpu import fit_cpu_machine
 from costmodels.fit.points import load_points
 from costmodels.machine.catalogue import device_path

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.redistribution_cases import random_case
 from plans.degrees import Degrees, describe
 from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
@@ -37,6 +36,7 @@ from tests.kept.lines import Case, hash_of
 from tests.plans.model.test_families import COUNTED, FOLDER
 from tests.plans.model.test_operators import CASES as OPERATORS
 from tests.plans.model.test_operators import spec_of
+from tests.plans.redistribution.cases import random_case
 from tests.support.small_machine import small_machine
 
 __all__ = ["CASES"]

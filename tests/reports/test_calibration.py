@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from markupsafe import escape
 
-from benchmarks.calibration import DATA, fitted
+from benchmarks.accuracy.calibration import DATA, fitted
 from costmodels import Machine
 from costmodels.fit.points import Point
 from reports.calibration import CalibrationReport, calibration_page

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.redistribution_cases import random_case
 from executor.device import Device
 from executor.step import comm
 from executor.step.comm import SelfTransfer, collective_launch, transfer_launch
@@ -25,6 +24,7 @@ from executor.step.groups import Team
 from plans.layout import Layout
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind, pieces, redistribute, rows
+from tests.plans.redistribution.cases import random_case
 from tests.pretend.redistribution import Parts, apply_step, split
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from benchmarks.one_world import Score, check, draw_case
+from benchmarks.simulator.one_world import Score, check, draw_case
 from plans.errors import TwofoldError
 from plans.model.transformer import (
     Rope,
@@ -190,7 +190,7 @@ def test_forecast_program_and_engine_agree_on_a_structure(name, monkeypatch):
         name=name, num_layers=4, hidden=1024, num_heads=16, num_kv_heads=4, ffn=2816, vocab=8000, seq=512,
         **STRUCTURES[name],
     )  # fmt: skip
-    monkeypatch.setattr("benchmarks.one_world.MODELS", (config,))
+    monkeypatch.setattr("benchmarks.simulator.one_world.MODELS", (config,))
     draw, score = random.Random(3), Score()
     while score.cases < 2:
         case = draw_case(draw, num_ranks=8)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.redistribution_cases import random_layout
 from executor.device import Device, pick_device
 from executor.kernels import OpContext, rule_of
 from executor.step.comm import SelfTransfer, SelfTransfers, collective_launch, transfer_launch
@@ -17,6 +16,7 @@ from plans.layout import Layout
 from plans.lower.emit import channel_of, transfer_pair
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind, redistribute
+from tests.plans.redistribution.cases import random_layout
 from tests.pretend.redistribution import split
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.redistribution_cases import random_layout
-from benchmarks.redistribution_dtensor import device_mesh, dtensor_steps, pretend_world, redistributed
-from benchmarks.redistribution_mindspore import elements
 from plans.layout import Layout
 from plans.redistribution import max_received_bytes, redistribute
+from tests.plans.redistribution.cases import random_layout
+from tests.plans.redistribution.dtensor import device_mesh, dtensor_steps, pretend_world, redistributed
+from tests.plans.redistribution.mindspore import elements
 from tests.pretend.redistribution import apply_steps, split
 
 MESHES = [Layout((8,), ("a",)), Layout((4, 2), ("a", "b")), Layout((2, 2, 2), ("a", "b", "c"))]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.redistribution_cases import random_case, random_layout
-from benchmarks.redistribution_mindspore import elements, mindspore_steps
 from costmodels import Machine
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import step_instructions
@@ -18,6 +16,8 @@ from plans.redistribution.load import load
 from plans.redistribution.search import least_s
 from plans.redistribution.space import Space
 from search.operators.pricing import StepSeconds, instruction_cost, without_copies
+from tests.plans.redistribution.cases import random_case, random_layout
+from tests.plans.redistribution.mindspore import elements, mindspore_steps
 from tests.plans.redistribution.test_exact import all_layouts, steps_between
 from tests.pretend.redistribution import apply_steps, split
 

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.redistribution_cases import Case, order_case, random_case, random_layout
-from benchmarks.redistribution_mindspore import elements, mindspore_steps
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.redistribution import Step, StepKind, StepPrice, max_received_bytes, pieces, received_bytes, redistribute
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.space import Space
+from tests.plans.redistribution.cases import Case, order_case, random_case, random_layout
+from tests.plans.redistribution.mindspore import elements, mindspore_steps
 from tests.pretend.redistribution import apply_steps, split
 
 CUBE = Layout((2, 2, 2), ("dp", "sp", "mp"))

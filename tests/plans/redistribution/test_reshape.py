@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.redistribution_cases import random_layout
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.redistribution import redistribute
 from plans.redistribution.reshape import reshape_layout, transpose_layout
+from tests.plans.redistribution.cases import random_layout
 from tests.pretend.redistribution import apply_steps, split
 
 MESH = Layout((2, 2, 3), ("a", "b", "c"))

@@ -1,10 +1,10 @@
-"""The search against loops over its space that share nothing with it (`benchmarks.search_spaces`)."""
+"""The search against loops over its space that share nothing with it (`benchmarks.search.spaces`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.search_spaces import compared, even_splits, every_configuration
+from benchmarks.search.spaces import compared, even_splits, every_configuration
 from costmodels import Machine
 from plans.model.transformer import TransformerConfig
 from search.devices import Pins, Problem

@@ -1,6 +1,6 @@
 """Greedy halving by element counts: the rule is what was seen live, and our search beats it where it is known to fail.
 
-Short forms of the cases of benchmarks/search_weaknesses.py, on smaller questions.
+Short forms of the cases of benchmarks/search/weaknesses.py, on smaller questions.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import search_weaknesses as cases
-from benchmarks.search_halving import halving, strategies_of
+from benchmarks.search import weaknesses as cases
+from benchmarks.search.halving import halving, strategies_of
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.mlp import mlp_graph

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.field.models import MODELS
 from benchmarks.field.wide import captured
-from benchmarks.search_exact import by_integer_programming, random_problem, tangled_problem
+from benchmarks.search.exact import by_integer_programming, random_problem, tangled_problem
 from costmodels import Machine
 from executor.capture.capture import capture
 from plans.model.graph import Graph

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.search_exact import against_every_plan, against_every_strategy, against_milp
+from benchmarks.search.exact import against_every_plan, against_every_strategy, against_milp
 
 
 @pytest.mark.parametrize("seed", range(40))

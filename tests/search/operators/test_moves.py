@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.search_exact import random_problem
+from benchmarks.search.exact import random_problem
 from costmodels import Machine
 from plans.layout import Layout, TensorLayout
 from plans.optimizer import Optimizer

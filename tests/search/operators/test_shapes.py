@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.search_exact import against_every_shape, random_problem
+from benchmarks.search.exact import against_every_shape, random_problem
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.flops import necessary_flops

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.search_exact import random_problem, tangled_problem
+from benchmarks.search.exact import random_problem, tangled_problem
 from costmodels import Machine, executing
 from costmodels.price.clock import at_usual_clock
 from executor.capture.capture import capture

@@ -1,6 +1,6 @@
 """One configuration says the same as symbolic bodies, as a lowered program and in the event engine.
 
-`python -m benchmarks.one_world` compares thousands; here a few of each kind stand for them.
+`python -m benchmarks.simulator.one_world` compares thousands; here a few of each kind stand for them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.one_world import MODELS, Case, Score, check, draw_case, part_errors
-from benchmarks.one_world_machines import KINDS, machines_of
+from benchmarks.simulator.machines import KINDS, machines_of
+from benchmarks.simulator.one_world import MODELS, Case, Score, check, draw_case, part_errors
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of

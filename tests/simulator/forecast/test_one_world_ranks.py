@@ -1,4 +1,4 @@
-"""Degrees that `benchmarks.one_world` draws train as one device does, on pretend ranks, with models small enough.
+"""Degrees that `benchmarks.simulator.one_world` draws train as one device does, on pretend ranks with small models.
 
 Those of every fifth that have few instructions are tests;
 `python -m tests.simulator.forecast.test_one_world_ranks` trains all 50.
@@ -13,7 +13,7 @@ from random import Random
 import msgspec
 import pytest
 
-from benchmarks.one_world import Case, draw_case
+from benchmarks.simulator.one_world import Case, draw_case
 from tests.plans.test_uniform import GPT, LLAMA, check_training, planned
 
 NUM_CASES = 50

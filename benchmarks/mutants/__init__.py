@@ -1,0 +1,1 @@
+"""Small changes of the core that tests must find: `python -m benchmarks.mutants`."""

@@ -1,0 +1,6 @@
+"""What the search finds and what it takes.
+
+`python -m benchmarks.search` runs a suite of models and clusters beside baselines. `exact` and `spaces` compare the
+search with oracles that share no code with it, `weaknesses` with a greedy search (`halving`), `calculon` with Calculon;
+`times` and `modules` time whole commands.
+"""
