@@ -1,4 +1,4 @@
-"""What the search finds and what it takes.
+"""Quality and cost of the search.
 
 `python -m benchmarks.search` runs a suite of models and clusters beside baselines. `exact` and `spaces` compare the
 search with oracles that share no code with it, `weaknesses` with a greedy search (`halving`), `calculon` with Calculon;

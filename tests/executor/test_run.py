@@ -172,7 +172,7 @@ def test_a_step_that_is_counted_imports_no_compiler_and_no_checkpoints():
     """Each takes most of a second of every rank that is started."""
     code = (
         "import sys\nfrom executor.train.run import run_rank\nfrom plans.lower import lower\n"
-        "from tests.small_training import batches, one_rank, parameters\nplan = one_rank()\n"
+        "from tests.support.small_training import batches, one_rank, parameters\nplan = one_rank()\n"
         "found = run_rank(lower(plan), plan, iter(batches(1)), parameters(), 1, device='cpu')\n"
         "assert found.differences == ()\nprint({'torch._dynamo', 'torch.distributed.checkpoint'} & sys.modules.keys())"
     )

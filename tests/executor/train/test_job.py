@@ -244,8 +244,8 @@ def breaks():
     [
         ({"more": "\nevry = 3\n"}, "unknown key `evry`"),
         ({"steps": 2}, "warmup 3 and decay 0 must be at least 0 and together at most the 2 steps"),
-        ({"data": f"{__file__}:leaves"}, r"leaves' raised SystemExit: 0 \(.*test_training_job.py, line \d+\)"),
-        ({"data": f"{__file__}:breaks"}, r"breaks' raised ZeroDivisionError: .* \(.*test_training_job.py, line \d+\)"),
+        ({"data": f"{__file__}:leaves"}, r"leaves' raised SystemExit: 0 \(.*test_job.py, line \d+\)"),
+        ({"data": f"{__file__}:breaks"}, r"breaks' raised ZeroDivisionError: .* \(.*test_job.py, line \d+\)"),
         ({"data": 'random"\nseed = -1\ndevice = "cpu'}, "seed must be a whole number of at least 0, not -1"),
         (
             {"data": 'random"\nmax_restarts = -1\ndevice = "cpu'},

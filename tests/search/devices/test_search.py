@@ -407,7 +407,7 @@ def answer() -> str:
 @pytest.mark.new_interpreters
 def test_the_answer_does_not_depend_on_the_hash_seed() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.test_search_scale import answer; print(answer())"], check=True,
+        [sys.executable, "-c", "from tests.search.devices.test_search import answer; print(answer())"], check=True,
         capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": "1"},
     )  # fmt: skip
     assert done.stdout == answer() + "\n" and sys.flags.hash_randomization
