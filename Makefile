@@ -20,7 +20,7 @@ help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo '  ARGS="..." goes to the command: make demo ARGS="--steps 20", make test ARGS="-k layout -x"'
 
-demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (under a minute after the set-up)
+demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (about a minute after the set-up)
 	$(VENV)/bin/twofold demo $(ARGS)
 
 # loadfile: what the tests of a file share is made once, by one worker. tests/support/scheduling.py says which worker. One worker

@@ -202,7 +202,7 @@ def rate(compute: Compute, name: str, dtype: str, owner: str = "this machine") -
     if dtype.startswith(("float", "bfloat")):
         raise TwofoldError(
             f"machine {owner!r} has no {name} for {dtype!r}, only for {', '.join(table)}; "
-            "use one of these (--precision) or calibrate the machine for it"
+            "use one of these (of a model by name or config.json: --precision) or calibrate the machine for it"
         )
     return min(table.values())
 

@@ -32,13 +32,11 @@ from torch.utils import _pytree as pytree
 
 from executor.weights.initial_recording import Recorded, Recording
 from plans.errors import TwofoldError
-from plans.layout import TensorLayout
 
 __all__ = [
     "as_array",
     "get_seed",
     "initial_parameter",
-    "initial_shard",
     "initialise",
     "initialised_copy",
     "initializer",
@@ -182,20 +180,6 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-
-
-def initial_shard(module: nn.Module, name: str, seed: int | None, layout: TensorLayout, rank: int) -> torch.Tensor:
-    """The part of `initial_parameter` that `rank` holds under `layout`; the rest is not kept.
-
-    Raises:
-        TwofoldError: a layout that cannot cut the parameter, or that leaves sums to be taken.
-    """
-    if layout.partial:
-        raise TwofoldError(f"the parameter {name!r} cannot start as a partial sum over {layout.partial}")
-    whole = initial_parameter(module, name, seed)
-    layout.check(tuple(whole.shape), f"parameter {name!r}")
-    region = layout.region(rank, tuple(whole.shape))
-    return whole[tuple(slice(start, stop) for start, stop in region)].clone(memory_format=torch.contiguous_format)
 
 
 def initialise(module: ModuleT, seed: int | None = None, *, overwrite: bool = False) -> ModuleT:

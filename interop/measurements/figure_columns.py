@@ -70,9 +70,6 @@ def _figure_of_titles(titles: Sequence[str]) -> tuple[str, Figure | None]:
     return next(((words, own) for words in starts if (own := figure_named(words))), ("", None))
 
 
-_CLAUSE_END = re.compile(r"[.:;,](?:\s|$)|\s[-\u2013\u2014]\s")
-
-
 def _on_one_device(figures: Sequence[FigureColumn]) -> list[FigureColumn]:
     """Figures of the device that the header of one of them states, where no header states another one."""
     devices = {

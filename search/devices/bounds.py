@@ -214,15 +214,6 @@ class ScheduleSpace:
         """(row, rank) sums over the chunks of each rank."""
         return times if self._one_each else times @ self.owners
 
-    def quick_bound_s(self, table: Table, transfers_s: Sequence[float]) -> float:
-        """A bound for all spreads at once, from the rounds of the first chunk and the mean of the ranks."""
-        times = self.pieces[0].sum(axis=0) @ table.work
-        way = times[_FORWARD] + (times[_INPUTS] if self.split else times[_CLOSING])
-        around = way + 2 * float(self.hops_s(transfers_s).sum())
-        whole = times[_FORWARD] + times[_INPUTS] + times[_CLOSING]
-        mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
-        return float(max(self.rounds[0] * around, mean))
-
     def bounds_s(
         self,
         table: Table,

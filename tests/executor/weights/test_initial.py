@@ -11,7 +11,6 @@ from executor.train.losscell import MAELoss, WithLossCell
 from executor.weights.initial import (
     get_seed,
     initial_parameter,
-    initial_shard,
     initialise,
     initialised_copy,
     initializer,
@@ -19,7 +18,6 @@ from executor.weights.initial import (
     set_seed,
 )
 from plans.errors import TwofoldError
-from plans.layout import Layout, TensorLayout
 from tests.support.on_ranks import run_on_ranks
 
 
@@ -181,26 +179,6 @@ def test_a_copy_computes_with_layers_of_its_own_also_in_functions_that_read_them
     copied = initialised_copy(block)
     copied(torch.ones(1, 2)).sum().backward()
     assert copied.layers.fc.weight.grad is not None and block.layers.fc.weight.grad is None
-
-
-def test_a_shard_is_its_part_of_the_whole(lazy, values):
-    mesh = Layout((2, 2, 2), ("dp", "sp", "mp"))
-    layout = mesh("mp", ("sp", "dp"))
-    whole = values["layer1.weight"]
-    for rank in range(8):
-        shard = initial_shard(lazy, "layer1.weight", 3, layout, rank)
-        dp, sp, mp = rank // 4, rank // 2 % 2, rank % 2
-        columns = 196 * (2 * sp + dp)
-        assert torch.equal(shard, whole[32 * mp : 32 * mp + 32, columns : columns + 196])
-        assert shard.untyped_storage().nbytes() == shard.numel() * 4
-
-
-def test_shards_that_cannot_be_are_refused(lazy):
-    mesh = Layout((3,), ("dp",))
-    with pytest.raises(TwofoldError, match=r"64 % 3"):
-        initial_shard(lazy, "layer1.weight", 3, mesh("dp", None), 0)
-    with pytest.raises(TwofoldError, match="partial"):
-        initial_shard(lazy, "layer1.bias", 3, TensorLayout(mesh=mesh, dims=((),), partial=("dp",)), 0)
 
 
 def test_set_seed_is_the_default_and_seeds_torch(lazy, values):

@@ -187,7 +187,6 @@ def test_every_bound_is_below_every_forecast_of_its_branch(stack: str) -> None:
                     branching.costs.relaxed_table(inner, mesh.dp, level),
                     branching.costs.exact_table(inner, mesh.dp, level),
                 )  # fmt: skip
-                quick = frame.quick_bound_s(early, transfers)
                 peaks = branching.peak_memory.peaks_bytes(inner, frame, dp=mesh.dp, level=level)
                 layers = frame.layers[len(frame.layers) // 2]
                 at = frame.layers.index(layers)
@@ -199,7 +198,6 @@ def test_every_bound_is_below_every_forecast_of_its_branch(stack: str) -> None:
                 seen = estimate(asked.config, degrees, asked.machine, stack=asked.stack)
                 together = branching.spaces.together(shape)
                 bounds = [
-                    quick,
                     frame.bounds_s(early, transfers, together=together)[at],
                     frame.bounds_s(settled, transfers, together=together)[at],
                 ]
