@@ -2,24 +2,20 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from costmodels import Machine
-from executor.train.options import RunOptions
-from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.transformer import transformer
 from plans.optimizer import Optimizer
 from plans.program import Kind
 from search import uniform_plan
-from tests.modules.transformer import random_tokens, random_weights, trained
+from tests.executor.transformers_on_ranks import check, material, train_on_ranks
+from tests.modules.transformer import random_weights, trained
 from tests.plans.model.test_experts import ALL, CHOSEN, config_of
-from tests.support.on_ranks import keep_plan, kept_plan, run_on_ranks
 
 pytestmark = pytest.mark.ranks
 
-NUM_STEPS = 2
 OPTIMIZER = Optimizer(settings={"lr": 0.1}, threshold_bytes=1)
 CASES = {
     "ep 2 of dp 4, tp 2, sequence parallel, zero 1": (
@@ -38,31 +34,10 @@ def plan_of(name):
     return uniform_plan(graph, Machine.load("h200-x8"), optimizer=OPTIMIZER, **degrees)
 
 
-def material(plan):
-    weights = {name: each.numpy() for name, each in random_weights(plan.graph).items()}
-    batches = [random_tokens(plan.graph, 32, seed) for seed in range(NUM_STEPS)]
-    return weights, [{name: each.numpy() for name, each in batch.items()} for batch in batches], batches
-
-
-def work(rank, folder):
-    for name in CASES:
-        plan, program = kept_plan(folder / f"{name}.plan")
-        weights, batches, _ = material(plan)
-        result = run_rank(
-            program, plan, batches, weights, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz",
-            options=RunOptions(record_steps=0),
-        )  # fmt: skip
-        assert not result.differences, result.differences
-        if rank == 0:
-            np.save(folder / f"{name}.losses.npy", np.asarray(result.losses))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts")
-    for name in CASES:
-        keep_plan(plan_of(name), folder / f"{name}.plan")
-    run_on_ranks(work, 8, folder)
+    train_on_ranks({name: plan_of(name) for name in CASES}, folder)
     return folder
 
 
@@ -71,11 +46,7 @@ def test_ranks_train_as_a_module_that_walks_token_by_token(folder, name):
     plan = plan_of(name)
     _, _, batches = material(plan)
     losses, weights = trained(config_of(CASES[name][0]), random_weights(plan.graph), batches)
-    np.testing.assert_allclose(np.load(folder / f"{name}.losses.npy"), losses, rtol=1e-10)
-    with np.load(folder / f"{name}.npz") as found:
-        assert set(found.files) == set(weights)
-        for weight, expected in weights.items():
-            np.testing.assert_allclose(found[weight], expected.numpy(), rtol=1e-8, atol=1e-10, err_msg=weight)
+    check(folder, name, losses, {key: each.numpy() for key, each in weights.items()})
 
 
 def test_tokens_travel_by_one_all_to_all_there_and_one_back_each_way():

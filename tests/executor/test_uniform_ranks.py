@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.train.options import RunOptions
 from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
@@ -14,13 +13,12 @@ from plans.model.transformer import TransformerConfig, transformer
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage
 from search import uniform_plan
-from tests.modules.transformer import random_tokens, random_weights, trained
+from tests.executor.transformers_on_ranks import NUM_STEPS, check, material, train_on_ranks
+from tests.modules.transformer import random_weights, trained
 from tests.plans.test_uniform import GPT, LLAMA, MACHINE
-from tests.support.on_ranks import keep_plan, kept_plan, run_on_ranks
 
 pytestmark = pytest.mark.ranks
 
-NUM_STEPS = 2
 DROPPING = TransformerConfig(
     num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, ffn=48, vocab=32, seq=8, dtype="float64", dropout=0.3,
     attention_dropout=0.2,
@@ -55,40 +53,11 @@ def plan_of(name):
     return msgspec.structs.replace(plan, overlap_pairs=name.startswith("pairs"))
 
 
-def material(plan):
-    weights = {name: each.numpy() for name, each in random_weights(plan.graph).items()}
-    batches = [random_tokens(plan.graph, 32, seed) for seed in range(NUM_STEPS)]
-    return weights, [{name: each.numpy() for name, each in batch.items()} for batch in batches], batches
-
-
-def work(rank, folder):
-    for name in CASES:
-        plan, program = kept_plan(folder / f"{name}.plan")
-        weights, batches, _ = material(plan)
-        result = run_rank(
-            program, plan, batches, weights, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz",
-            options=RunOptions(record_steps=0),
-        )  # fmt: skip
-        assert not result.differences, result.differences
-        if rank == 0:
-            np.save(folder / f"{name}.losses.npy", np.asarray(result.losses))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uniform")
-    for name in CASES:
-        keep_plan(plan_of(name), folder / f"{name}.plan")
-    run_on_ranks(work, 8, folder)
+    train_on_ranks({name: plan_of(name) for name in CASES}, folder)
     return folder
-
-
-def check(folder, name, losses, weights):
-    np.testing.assert_allclose(np.load(folder / f"{name}.losses.npy"), losses, rtol=1e-10)
-    with np.load(folder / f"{name}.npz") as found:
-        assert set(found.files) == set(weights)
-        for weight, expected in weights.items():
-            np.testing.assert_allclose(found[weight], expected, rtol=1e-8, atol=1e-10, err_msg=weight)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "dropping"])
