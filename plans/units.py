@@ -1,14 +1,17 @@
-"""Numbers that print themselves with a unit, so that a table shows "12.3 ms" and sorts and exports 0.0123."""
+"""Numbers that print themselves with a unit: a table shows "12.3 ms" and sorts and exports 0.0123. Sizes from text."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 
-__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "time_unit", "wrapped"]
+from plans.errors import TwofoldError
+
+__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "parse_bytes", "time_unit", "wrapped"]
 
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class Quantity(float):
@@ -107,3 +110,20 @@ def wrapped(text: str, width: int) -> str:
     """
     joined = re.sub(r"(\d) (?=%|[a-zµ]?s\b|[kMGTP]?B\b)", "\\1\N{NO-BREAK SPACE}", text)
     return textwrap.fill(joined, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def parse_bytes(size: str | int, what: str = "size") -> int:
+    """Parse a size with a unit into bytes.
+
+    >>> parse_bytes("25GB"), parse_bytes("16GiB")
+    (25000000000, 17179869184)
+
+    Raises:
+        TwofoldError: a text without a size or without a unit; `what` names it.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise TwofoldError(f'{what} is {size!r}; give a size with a unit such as "25GB" or "16GiB"')
+    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -21,7 +21,7 @@ from plans.timeline import Timeline
 from plans.units import Seconds, wrapped
 from search import SearchResult, search
 from simulator import simulate
-from twofold.calibration import CalibrationResult, calibrate
+from twofold.calibration.calibrate import CalibrationResult, calibrate
 from twofold.console import Console
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from executor.reference.verification import check_run
 from plans.plan import Plan
 from search import search
 from simulator import simulate
-from twofold.calibration import calibrate
+from twofold.calibration.calibrate import calibrate
 from twofold.demo import CASES, NUM_RANKS, captured
 
 RESULTS = FOLDER / "results"

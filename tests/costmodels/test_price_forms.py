@@ -31,7 +31,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 from simulator import simulate
-from twofold.probe_plans import dispatch_plans
+from twofold.calibration.probe_plans import dispatch_plans
 
 CHIP = Compute(
     matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,

@@ -30,8 +30,8 @@ from tests.plans.lower.test_lowering import check_training
 from tests.support.on_ranks import run_on_ranks
 from tests.support.random_plans import GraphMaker
 from twofold import AutoParallel, Model, ops
-from twofold.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
 from twofold.demo import CASES
+from twofold.mindspore.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
 
 MESH = Layout((2, 2, 2), ("dp", "sp", "mp"))
 

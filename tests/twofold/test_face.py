@@ -13,9 +13,10 @@ from torch import nn
 import twofold as tf
 from executor.networks import DenseNetwork
 from plans.errors import TwofoldError
-from twofold.context import get_auto_parallel_context, parse_bytes, reset_auto_parallel_context
-from twofold.training import LossMonitor, RunContext
-from twofold.wrappers import unwrap
+from plans.units import parse_bytes
+from twofold.mindspore.context import get_auto_parallel_context, reset_auto_parallel_context
+from twofold.mindspore.training import LossMonitor, RunContext
+from twofold.mindspore.wrappers import unwrap
 
 
 @pytest.fixture(autouse=True)

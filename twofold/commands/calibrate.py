@@ -63,7 +63,7 @@ class Calibrate:
                 raise TwofoldError("--host measures one host; start it on each without --nodes")
             return self._host(console), True
         from plans.units import Seconds
-        from twofold.calibration import calibrate, write_report
+        from twofold.calibration.calibrate import calibrate, write_report
 
         with console.doing("measuring"):
             result = calibrate(

@@ -262,10 +262,10 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, con
 
 def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Problem:
     from interop.software import software_named
+    from plans.units import parse_bytes
     from search.devices import Pins, Problem
     from simulator.stacks import on_host, stack_named
     from twofold.commands.execution import executed
-    from twofold.context import parse_bytes
 
     software = software_named(options.software)
     machine, stack = on_host(machine, stack_named(software.costs_of(options.stack)), options.host)
@@ -376,10 +376,10 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, c
     from plans.files import check_writable
     from plans.optimizer import Optimizer
     from plans.plan import save_plan
+    from plans.units import parse_bytes
     from reports import plan_text
     from search import search
     from twofold.commands.plan_file import schedule_text
-    from twofold.context import parse_bytes
 
     result, operators, execution = options.result, options.operators, options.execution or "graph"
     check_writable(result.out)  # before the search

@@ -26,7 +26,7 @@ from executor.calibrate.timing import Timer
 from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from tests.support.on_ranks import run_on_ranks
-from twofold.calibration import calibrate
+from twofold.calibration.calibrate import calibrate
 from twofold.cli import main
 
 
@@ -195,7 +195,7 @@ def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypat
 
 def test_points_that_are_too_few_to_fit_leave_the_old_machine_file_alone(tmp_path):
     from costmodels.machine.catalogue import load_device
-    from twofold.calibrate_gpu import fit_points
+    from twofold.calibration.accelerators import fit_points
 
     old = tmp_path / "machine.json"
     old.write_text('{"version": 1}')

@@ -27,8 +27,8 @@ from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from plans.plan import save_plan
 from tests.support.on_ranks import run_on_ranks
-from twofold.calibrate_gpu import base_device, fit_points
-from twofold.probe_plans import rule_plans
+from twofold.calibration.accelerators import base_device, fit_points
+from twofold.calibration.probe_plans import rule_plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

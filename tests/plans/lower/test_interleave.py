@@ -25,7 +25,7 @@ from simulator import simulate
 from tests.plans.lower import test_lowering
 from tests.pretend.program import Pretend
 from tests.support.random_plans import GraphMaker, random_plan
-from twofold.wrappers import AutoParallel, MicroBatchInterleaved, Pipeline, unwrap
+from twofold.mindspore.wrappers import AutoParallel, MicroBatchInterleaved, Pipeline, unwrap
 
 MESH = Layout((4,), ("tp",))
 

@@ -21,7 +21,7 @@ from executor.launch.nodes import ONE_NODE, Nodes, refusing
 from executor.launch.temporary import temporary_folder
 from plans.errors import TwofoldError
 from plans.plan import save_plan
-from twofold.probe_plans import dispatch_plans, rule_plans
+from twofold.calibration.probe_plans import dispatch_plans, rule_plans
 
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit

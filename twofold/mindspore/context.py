@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -14,19 +13,17 @@ from enum import StrEnum
 
 from plans.errors import TwofoldError
 from plans.schedules import schedule_names
+from plans.units import parse_bytes
 
 __all__ = [
     "ParallelMode",
     "ParallelSettings",
     "check_choice",
     "get_auto_parallel_context",
-    "parse_bytes",
     "reset_auto_parallel_context",
     "set_auto_parallel_context",
     "set_memory",
 ]
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class ParallelMode(StrEnum):
@@ -84,20 +81,6 @@ def set_memory(max_size: str | int) -> None:
     >>> set_memory("25GB")  # doctest: +SKIP
     """
     _current.settings = replace(_current.settings, memory_limit_bytes=parse_bytes(max_size, "set_memory(max_size=)"))
-
-
-def parse_bytes(size: str | int, what: str = "size") -> int:
-    """Parse a size with a unit into bytes.
-
-    >>> parse_bytes("25GB"), parse_bytes("16GiB")
-    (25000000000, 17179869184)
-    """
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size) if isinstance(size, str) else None
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise TwofoldError(f'{what} is {size!r}; give a size with a unit such as "25GB" or "16GiB"')
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def set_auto_parallel_context(

@@ -19,9 +19,9 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Strategy, check_execution, plan_from_json, plan_to_json
-from twofold.context import ParallelMode
-from twofold.optimizers import optimizer_of_torch
-from twofold.wrappers import Wrapped, unwrap
+from twofold.mindspore.context import ParallelMode
+from twofold.mindspore.optimizers import optimizer_of_torch
+from twofold.mindspore.wrappers import Wrapped, unwrap
 
 if TYPE_CHECKING:
     from executor.device import Device

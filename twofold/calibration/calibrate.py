@@ -1,7 +1,7 @@
 """Calibrates this machine and writes its machine file.
 
 On a CPU, micro-benchmarks and then probe programs run in one launch. Accelerators are measured by `executor.calibrate`
-(`twofold.calibrate_gpu`).
+(`twofold.calibration.accelerators`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from plans.plan import Plan, save_plan
 from plans.program import Kind
 from plans.timeline import PS_PER_S
 from simulator import simulate
-from twofold.calibrate_gpu import CalibrationRequest, calibrate_accelerators, ignore, residual_lines
-from twofold.probe_plans import probe_plans
+from twofold.calibration.accelerators import CalibrationRequest, calibrate_accelerators, ignore, residual_lines
+from twofold.calibration.probe_plans import probe_plans
 
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit

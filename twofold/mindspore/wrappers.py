@@ -13,12 +13,12 @@ from typing import Any
 
 from plans.errors import TwofoldError
 from plans.schedules import schedule_names
-from twofold.context import (
+from plans.units import parse_bytes
+from twofold.mindspore.context import (
     ParallelMode,
     ParallelSettings,
     check_choice,
     get_auto_parallel_context,
-    parse_bytes,
     positive,
 )
 

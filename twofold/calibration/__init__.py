@@ -1,0 +1,1 @@
+"""Calibration: measures this machine, fits its model and writes its machine file."""

@@ -1,0 +1,1 @@
+"""Training scripts in the style of MindSpore: settings, wrappers and `Model.train`, with its names on torch modules."""
