@@ -106,8 +106,8 @@ class Costs:
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
     _optimizer: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
-    _piece_seconds: dict[tuple[StageConfig, int], Floats] = field(default_factory=dict)
-    _part_s: dict[tuple[str, str, StageConfig], float] = field(default_factory=dict)
+    _piece_seconds: dict[tuple[StageConfig, int, bool], Floats] = field(default_factory=dict)
+    _part_s: dict[tuple[str, str, StageConfig, bool], float] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int, bool], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk, bool], float] = field(default_factory=dict)
     _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -151,15 +151,21 @@ class Costs:
         """Whether weights are gathered for each use, as the stack runs the optimizer's level."""
         return level >= 3 and self.chunks(stage, dp, level, contention=True).degrees.optimizer.parallel_level >= 3
 
-    def widest_chunks(self, stage: StageConfig) -> Chunks:
+    def widest_chunks(self, stage: StageConfig, *, sums: bool = False) -> Chunks:
         """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters.
 
         Sharded gradients (level 2) are not summed over micro-batches while they are whole: the least of all levels.
+        `sums`: of the levels that sum them.
         """
         dp = self.problem.num_devices // (stage.tp * stage.cp)
-        return self.chunks(
-            in_any_order(stage), dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False
-        )
+        level = 2 if self.problem.pins.zero in (None, 2, 3) and not sums else 0
+        return self.chunks(in_any_order(stage), dp, level, contention=False)
+
+    def reduces_each(self, stage: StageConfig, dp: int, level: int) -> bool:
+        """Whether gradients are reduced after every micro-batch instead of summed, as the stack runs the level."""
+        if level < 2:
+            return False
+        return self.chunks(stage, dp, level, contention=True).degrees.optimizer.reduced_per_micro_batch
 
     def model_seconds(self, stage: StageConfig) -> tuple[float, ...]:
         """Seconds of the complete model and one micro-batch, forward and backward (in one part or two).
@@ -168,15 +174,18 @@ class Costs:
         """
         return tuple((self.all_counts @ self.piece_seconds(stage)).tolist())
 
-    def piece_seconds(self, stage: StageConfig, num_parts: int = 3) -> Floats:
+    def piece_seconds(self, stage: StageConfig, num_parts: int = 3, *, sums: bool = False) -> Floats:
         """(piece, part) seconds of one micro-batch, at least: weight gradients count as what a whole backward adds to
-        the input gradients where that is less. Parts beyond `num_parts` are not priced and count as 0."""
+        the input gradients where that is less. Parts beyond `num_parts` are not priced and count as 0. `sums`: with
+        the sums of gradients over micro-batches."""
         stage = in_any_order(stage)
-        key = (stage, min(num_parts, 3 if stage.split else 2))
+        key = (stage, min(num_parts, 3 if stage.split else 2), sums)
         if key not in self._piece_seconds:
             parts = ("F", "I", "W", "B") if stage.split else ("F", "B")
             priced = parts if num_parts >= 3 else parts[:num_parts]
-            found = np.array([[self._part_seconds(piece, part, stage) for part in priced] for piece in self.pieces])
+            found = np.array(
+                [[self._part_seconds(piece, part, stage, sums) for part in priced] for piece in self.pieces]
+            )
             if len(priced) == 4:
                 found[:, 2] = np.minimum(found[:, 2], found[:, 3] - found[:, 1])
                 found = found[:, :3]
@@ -185,7 +194,7 @@ class Costs:
             self.num_tables += 1
         return self._piece_seconds[key]
 
-    def _part_seconds(self, piece: str, part: str, stage: StageConfig) -> float:
+    def _part_seconds(self, piece: str, part: str, stage: StageConfig, sums: bool) -> float:
         """Seconds of one part of a piece, made once for all stages in which it is the same."""
         if part in "FB":
             stage = with_one_backward(stage)
@@ -193,9 +202,9 @@ class Costs:
             stage = without_recompute(stage)
         if piece != "block":
             stage = without_experts(stage)
-        key = (piece, part, stage)
+        key = (piece, part, stage, sums and part in "WB")
         if key not in self._part_s:
-            self._part_s[key] = self.widest_chunks(stage).stream_ps(piece, part) / PS_PER_S
+            self._part_s[key] = self.widest_chunks(stage, sums=key[3]).stream_ps(piece, part) / PS_PER_S
         return self._part_s[key]
 
     def relaxed_table(self, stage: StageConfig, dp: int, level: int) -> Table:

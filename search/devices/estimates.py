@@ -54,6 +54,8 @@ class Estimates:
         self.bubbles = Bubbles(problem=self.problem, together=self.spaces.together)
         self.modes = recomputes(self.problem)
         self._plain_bounds: dict[tuple[int, int, StageConfig], float] = {}
+        self._level_bounds: dict[tuple[Mesh, StageConfig, int], float] = {}
+        self._optimizer: dict[tuple[Mesh, bool, bool, int], tuple[Floats, Floats, Floats]] = {}
         config, dense = self.problem.config, num_dense(self.problem.config)
         self._block_parameters = dense * config.block_parameters()
         self._block_parameters += (config.num_layers - dense) * config.block_parameters(dense)
@@ -88,15 +90,19 @@ class Estimates:
     def mesh_bound_s(
         self, mesh: Mesh, size: int, sp: bool, tiers: Tiers | None = None, *, enough_s: float = float("inf")
     ) -> float:
-        """A bound for everything on a mesh, with its groups or on other `tiers`; `enough_s` as of `inner_bound_s`."""
+        """A bound for everything on a mesh, with its groups or on other `tiers`.
+
+        Forwards are priced first, then backwards: a bound that reaches `enough_s` on the way is returned as it is.
+        """
         stages = [
             self.axis_orders.stage_config(mesh, sp, size, self.modes[0], split, tiers) for split in self.splits(mesh)
         ]
-        return min(self.inner_bound_s(mesh, size, stage, 0.0, enough_s) for stage in stages)
+        return min(self._mesh_bound_s(mesh, size, stage, enough_s) for stage in stages)
 
     def _pipeline_bound_s(
-        self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0, enough_s: float = float("inf")
-    ) -> float:
+        self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0, enough_s: float = float("inf"),
+        update: Floats | None = None, transfers_s: Sequence[float] = (),
+    ) -> float:  # fmt: skip
         """A bound for any schedule and any spread of the layers; one that reaches `enough_s` may be lower.
 
         Args:
@@ -104,6 +110,7 @@ class Estimates:
             split: whether the schedules split the backward.
             pieces_s: (piece, part) of one micro-batch: forward and backward, or forward and both parts of the backward.
             more_s: time of a micro-batch that the blocks of the model need beyond that, wherever they are.
+            update, transfers_s: as of `Bubbles.bound_s`.
         """
         counts, count = self.costs.all_counts, self.problem.global_batch // (mesh.dp * size)
         forward, backward = pieces_s[:, 0], pieces_s[:, 1:].sum(axis=1)
@@ -111,7 +118,10 @@ class Estimates:
         way = float(counts @ (forward + pieces_s[:, 1]))
         if (least_s := max(mean, way)) >= enough_s:
             return least_s
-        return max(least_s, self.bubbles.bound_s(mesh.pp, count, forward, pieces_s[:, 1], backward, split=split))
+        whole_s = self.bubbles.bound_s(
+            mesh.pp, count, forward, pieces_s[:, 1], backward, split=split, update=update, transfers_s=transfers_s
+        )
+        return max(least_s, whole_s)
 
     def fitting_levels(self, mesh: Mesh, stage: StageConfig, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -145,20 +155,75 @@ class Estimates:
             in_any_place(stage), pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes
         )
 
-    def inner_bound_s(
-        self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float, enough_s: float = float("inf")
+    def level_bound_s(
+        self, mesh: Mesh, size: int, stage: StageConfig, level: int, enough_s: float = float("inf")
     ) -> float:
-        """A bound for everything with one stage configuration, if recomputing must save a number of bytes.
-
-        Forwards are priced first, then backwards: a bound that reaches `enough_s` on the way is returned as it is.
-        """
-        partial = self.spaces.is_partial(stage.recompute)
-        if not partial or self.costs.recompute_only_adds:
-            bound_s = self._plain_bound_s(mesh, size, without_recompute(stage) if partial else stage, enough_s)
-            if bound_s >= enough_s or not (partial and excess_bytes):
+        """A bound for everything with one stage configuration and optimizer level, with what has to be recomputed to
+        fit; one that reaches `enough_s` may be lower."""
+        excess_bytes = self.excess_bytes(mesh, stage, level)
+        plain = self._plain_stage(stage)
+        if plain is not None:
+            key = mesh, plain, level
+            if key not in self._level_bounds:
+                sums = not self.costs.reduces_each(stage, mesh.dp, level)
+                pieces_s = self.costs.piece_seconds(plain, sums=sums)
+                self._level_bounds[key] = self._bound_with_optimizer_s(mesh, size, plain, level, pieces_s)
+            bound_s = self._level_bounds[key]
+            if bound_s >= enough_s or not excess_bytes:
                 return bound_s
-        pieces_s, more_s = self._least_s(stage, excess_bytes)
-        return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s, enough_s)
+        sums = not self.costs.reduces_each(stage, mesh.dp, level)
+        pieces_s, more_s = self._least_s(stage, excess_bytes, sums=sums)
+        return self._bound_with_optimizer_s(mesh, size, stage, level, pieces_s, more_s)
+
+    def _plain_stage(self, stage: StageConfig) -> StageConfig | None:
+        """The stage whose blocks take the least of all that `stage` may have; None where it is not known."""
+        if not self.spaces.is_partial(stage.recompute):
+            return stage
+        return without_recompute(stage) if self.costs.recompute_only_adds else None
+
+    def _bound_with_optimizer_s(
+        self, mesh: Mesh, size: int, stage: StageConfig, level: int, pieces_s: Floats, more_s: float = 0.0
+    ) -> float:
+        """`_pipeline_bound_s` with transfers, the update, and gathers and reductions that every micro-batch waits for:
+        a block takes no less than these keep their channels busy."""
+        gathered, reduced, update = self._least_optimizer_s(mesh, stage, level)
+        pieces_s = pieces_s.copy()
+        busy = np.zeros(len(gathered))
+        if self.costs.gathers_per_use(stage, mesh.dp, level):
+            busy = gathered
+            np.maximum(pieces_s[:, 0], gathered, out=pieces_s[:, 0])
+        if self.costs.reduces_each(stage, mesh.dp, level):
+            busy = np.maximum(busy, reduced)
+        backward = pieces_s[:, 1:].sum(axis=1)
+        pieces_s[:, -1] += np.maximum(busy - backward, 0.0)
+        return self._pipeline_bound_s(
+            mesh, size, stage.split, pieces_s, more_s, update=update, transfers_s=self.transfers_s(mesh, stage)
+        )
+
+    def _least_optimizer_s(self, mesh: Mesh, stage: StageConfig, level: int) -> tuple[Floats, Floats, Floats]:
+        """`Costs.optimizer_s`, the least of all orders of the axes."""
+        key = mesh, stage.sequence_parallel, stage.split, level
+        if key not in self._optimizer:
+            every = [self.costs.optimizer_s(ordered, mesh.dp, level) for ordered in self.in_orders(mesh, stage)]
+            gathered, reduced, update = (functools.reduce(np.minimum, part) for part in zip(*every, strict=True))
+            self._optimizer[key] = gathered, reduced, update
+        return self._optimizer[key]
+
+    def transfers_s(self, mesh: Mesh, stage: StageConfig) -> tuple[float, ...]:
+        """Between stages; the least of all orders where none is chosen yet."""
+        if stage.order:
+            return self.costs.transfer_s(stage, mesh.dp, mesh.pp)
+        every = [
+            self.costs.transfer_s(in_order(stage, order), mesh.dp, mesh.pp) for order in self.axis_orders.orders(mesh)
+        ]
+        return tuple(map(min, *every)) if len(every) > 1 else every[0]
+
+    def _mesh_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, enough_s: float) -> float:
+        """A bound for everything with one stage configuration, whatever is recomputed and at any optimizer level."""
+        plain = self._plain_stage(stage)
+        if plain is None:
+            return self._pipeline_bound_s(mesh, size, stage.split, self._least_s(stage, 0.0)[0], enough_s=enough_s)
+        return self._plain_bound_s(mesh, size, plain, enough_s)
 
     def _plain_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, enough_s: float) -> float:
         """The same if all blocks recompute in the mode of `stage`; made once for all modes and meshes that share it."""
@@ -186,19 +251,19 @@ class Estimates:
             ]
         )
 
-    def _least_s(self, stage: StageConfig, excess_bytes: float) -> tuple[Floats, float]:
+    def _least_s(self, stage: StageConfig, excess_bytes: float, *, sums: bool = False) -> tuple[Floats, float]:
         """(piece, part) seconds of one micro-batch at least, and what recomputing adds to the model beyond that.
 
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
-        save that number of bytes, where it adds least per byte.
+        save that number of bytes, where it adds least per byte. `sums` as of `Costs.piece_seconds`.
         """
         costs = self.costs
         if not self.spaces.is_partial(stage.recompute):
-            return costs.piece_seconds(stage), 0.0
+            return costs.piece_seconds(stage, sums=sums), 0.0
         if not excess_bytes and costs.recompute_only_adds:
-            return costs.piece_seconds(without_recompute(stage)), 0.0
-        again = costs.piece_seconds(stage)
-        least = np.minimum(again, costs.piece_seconds(without_recompute(stage)))
+            return costs.piece_seconds(without_recompute(stage), sums=sums), 0.0
+        again = costs.piece_seconds(stage, sums=sums)
+        least = np.minimum(again, costs.piece_seconds(without_recompute(stage), sums=sums))
         again_bytes, once_bytes = (
             self.peak_memory.kept_bytes(in_any_place(variant)) for variant in (stage, without_recompute(stage))
         )

@@ -1,6 +1,6 @@
 """The decisions of the search: one kind of node for each, and the nodes that it opens.
 
-The decisions are, in order: mesh and micro-batch; sequence parallelism and recompute mode; optimizer level; schedule
+The decisions are, in order: mesh and micro-batch; sequence parallelism, recompute mode and optimizer level; schedule
 and chunks per rank; layer split and recomputed blocks. The bound of a node holds for all configurations below it and is
 never lower than that of its parent.
 """
@@ -130,30 +130,25 @@ class Nodes:
                         continue
                     if self.estimates.saves_nothing(in_any_place(stage)):
                         continue
-                    needed = min(self.estimates.excess_bytes(mesh, stage, level) for level in chosen)
-                    own = self.estimates.inner_bound_s(mesh, size, stage, needed, enough_s)
-                    yield max(bound, own), Kind.INNER, (mesh, size, stage, chosen)
+                    for level in chosen:
+                        own = self.estimates.level_bound_s(mesh, size, stage, level, enough_s)
+                        yield max(bound, own), Kind.INNER, (mesh, size, stage, level)
 
     def _open_inner(
-        self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, chosen: tuple[int, ...]
+        self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, level: int
     ) -> Iterator[Child]:
+        """The same with the bounds of its schedules, of those that may fit."""
         count = self.problem.global_batch // (mesh.dp * size)
         group = self.spaces.group(mesh.pp, count, split=stage.split)
         if group is None:
             return
-        for level in chosen:
-            own = bound
-            if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, stage, level)):
-                own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess, enough_s))
-            if own >= enough_s:
-                continue
-            bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.quick_floor)
-            if bounds.min() >= enough_s:
-                continue
-            may_fit, _ = self._may_fit(mesh, stage, level, group)
-            own = max(own, float(bounds.min(where=may_fit, initial=np.inf)))
-            if own < enough_s:
-                yield own, Kind.LEVEL, (mesh, size, stage, level)
+        bounds = self._quick_bounds_s(mesh, stage, level, group, self.estimates.quick_floor)
+        if bounds.min() >= enough_s:
+            return
+        may_fit, _ = self._may_fit(mesh, stage, level, group)
+        own = max(bound, float(bounds.min(where=may_fit, initial=np.inf)))
+        if own < enough_s:
+            yield own, Kind.LEVEL, (mesh, size, stage, level)
 
     def _quick_bounds_s(
         self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup,
@@ -167,7 +162,7 @@ class Nodes:
         if key not in self._bounds:
             if len(self._bounds) >= _MOST_BOUNDS:
                 del self._bounds[next(iter(self._bounds))]  # the first that was made
-            found = group.linear.bounds_s(table_of(mesh, stage, level), self._transfers(mesh, stage))
+            found = group.linear.bounds_s(table_of(mesh, stage, level), self.estimates.transfers_s(mesh, stage))
             self._bounds[key] = found + self.problem.stack.step_s
         return self._bounds[key]
 
@@ -177,7 +172,7 @@ class Nodes:
         """The same with no gathers or reductions beside blocks, of which at least a number (spread) recompute."""
         count = self.problem.global_batch // (mesh.dp * stage.micro_batch)
         table, longer = self.estimates.floor_and_longer(mesh, stage, level, count, blocks)
-        return group.linear.bounds_s(table, self._transfers(mesh, stage), longer) + self.problem.stack.step_s
+        return group.linear.bounds_s(table, self.estimates.transfers_s(mesh, stage), longer) + self.problem.stack.step_s
 
     def _may_fit(self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup) -> tuple[Mask, Floats]:
         """Which spreads of each schedule of a group may fit, and the least blocks of every chunk that recompute."""
@@ -216,7 +211,7 @@ class Nodes:
         bounds, least = bounded()
         if not (good := np.flatnonzero(least < enough_s).tolist()):
             return
-        if group.linear.learn(self.estimates.floor(mesh, stage, level), self._transfers(mesh, stage), good):
+        if group.linear.learn(self.estimates.floor(mesh, stage, level), self.estimates.transfers_s(mesh, stage), good):
             bounds, least = bounded()
         for number in np.flatnonzero(least < enough_s).tolist():
             decided, own = Scheduled(mesh, stage, level, group.shapes[number]), max(bound, float(least[number]))
@@ -325,7 +320,7 @@ class Nodes:
         rows: LayerSplits, trailing_s: Floats | None = None,
     ) -> Floats:  # fmt: skip
         """The bound of each of `rows`."""
-        transfers_s, together = self._transfers(mesh, stage), self.spaces.together(shape)
+        transfers_s, together = self.estimates.transfers_s(mesh, stage), self.spaces.together(shape)
         return space.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
 
     def _space_of(self, decided: Scheduled) -> ScheduleSpace:
@@ -333,15 +328,6 @@ class Nodes:
         found = self.spaces.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * stage.micro_batch))
         assert found is not None
         return found
-
-    def _transfers(self, mesh: Mesh, stage: StageConfig) -> tuple[float, ...]:
-        """Between stages; the least of all orders where none is chosen yet."""
-        if stage.order:
-            return self.costs.transfer_s(stage, mesh.dp, mesh.pp)
-        every = [
-            self.costs.transfer_s(in_order(stage, order), mesh.dp, mesh.pp) for order in self.axis_orders.orders(mesh)
-        ]
-        return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
     def _refuse_memory(self, what: str, peaks: Any, limit: int) -> None:
         over = peaks[peaks > limit]
