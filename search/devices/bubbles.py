@@ -62,7 +62,7 @@ class Bubbles:
 
     def bound_s(
         self, pp: int, count: int, forward: Floats, inputs: Floats, backward: Floats, *, split: bool,
-        update: Floats | None = None, transfers_s: Sequence[float] = (),
+        transfers_s: Sequence[float] = (),
     ) -> float:  # fmt: skip
         """Seconds of a step that no schedule and no spread of the layers can beat.
 
@@ -70,26 +70,31 @@ class Bubbles:
         m (f_r + b_r) + sum (f_c + b_c) over the chunks c before its first one: its own work, and before and after it
         the way of a micro-batch through those chunks. Where the backward is split into i and w, all of its own work
         comes after the forwards before it, and the gradients of the first chunk's weights come after all gradients of
-        inputs: max(m (f_r + i_r + w_r) + sum f_c, m (f_r + i_r) + sum (f_c + i_c) + w_0). A rank updates its own
-        weights at the end. These are terms of `ScheduleSpace.bounds_s` without gathers and reductions.
+        inputs: max(m (f_r + i_r + w_r) + sum f_c, m (f_r + i_r) + sum (f_c + i_c) + w_0). These are terms of
+        `ScheduleSpace.bounds_s` without gathers, reductions and updates, none of which is negative.
 
         Args:
             pp, count: pipeline ranks and micro-batches.
             forward, backward: (piece) seconds of one micro-batch.
             inputs: (piece) the part of the backward that the way back waits for: all of it unless `split`.
             split: whether the schedules split the backward.
-            update: (piece) seconds of the optimizer in a step; none by default.
             transfers_s: from pipeline rank i to the next; none by default.
         """
         terms = self._terms(pp, split)
         if terms is None:
             return float("inf")
-        way, update = forward + inputs, np.zeros_like(forward) if update is None else update
-        travelled = np.cumsum([0.0, *transfers_s])[terms.hops] if len(transfers_s) else np.zeros(terms.hops.shape)
-        least = terms.own @ (count * way) + terms.before @ way + 2 * travelled[:, 0]
-        least += terms.first @ (backward - inputs + update)
-        busy = terms.own @ (count * (forward + backward) + update) + terms.begun @ forward + travelled[:, 1]
-        return float(np.maximum.reduceat(np.maximum(least, busy), terms.starts).min())
+        way = forward + inputs
+        least = terms.own @ (count * way) + terms.before @ way
+        if transfers_s:
+            travelled = np.cumsum([0.0, *transfers_s])[terms.hops]
+            least += 2 * travelled[:, 0]
+        if split:
+            least += terms.first @ (backward - inputs)
+            busy = terms.own @ (count * (forward + backward)) + terms.begun @ forward
+            if transfers_s:
+                busy += travelled[:, 1]
+            np.maximum(least, busy, out=least)
+        return float(np.maximum.reduceat(least, terms.starts).min())
 
     def _terms(self, pp: int, split: bool) -> _Terms | None:
         key = (pp, split)

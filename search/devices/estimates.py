@@ -55,7 +55,7 @@ class Estimates:
         self.modes = recomputes(self.problem)
         self._plain_bounds: dict[tuple[int, int, StageConfig], float] = {}
         self._level_bounds: dict[tuple[Mesh, StageConfig, int], float] = {}
-        self._optimizer: dict[tuple[Mesh, bool, bool, int], tuple[Floats, Floats, Floats]] = {}
+        self._busy: dict[tuple[Mesh, bool, bool, int], tuple[Floats, Floats]] = {}
         config, dense = self.problem.config, num_dense(self.problem.config)
         self._block_parameters = dense * config.block_parameters()
         self._block_parameters += (config.num_layers - dense) * config.block_parameters(dense)
@@ -101,7 +101,7 @@ class Estimates:
 
     def _pipeline_bound_s(
         self, mesh: Mesh, size: int, split: bool, pieces_s: Floats, more_s: float = 0.0, enough_s: float = float("inf"),
-        update: Floats | None = None, transfers_s: Sequence[float] = (),
+        transfers_s: Sequence[float] = (),
     ) -> float:  # fmt: skip
         """A bound for any schedule and any spread of the layers; one that reaches `enough_s` may be lower.
 
@@ -110,7 +110,7 @@ class Estimates:
             split: whether the schedules split the backward.
             pieces_s: (piece, part) of one micro-batch: forward and backward, or forward and both parts of the backward.
             more_s: time of a micro-batch that the blocks of the model need beyond that, wherever they are.
-            update, transfers_s: as of `Bubbles.bound_s`.
+            transfers_s: as of `Bubbles.bound_s`.
         """
         counts, count = self.costs.all_counts, self.problem.global_batch // (mesh.dp * size)
         forward, backward = pieces_s[:, 0], pieces_s[:, 1:].sum(axis=1)
@@ -119,7 +119,7 @@ class Estimates:
         if (least_s := max(mean, way)) >= enough_s:
             return least_s
         whole_s = self.bubbles.bound_s(
-            mesh.pp, count, forward, pieces_s[:, 1], backward, split=split, update=update, transfers_s=transfers_s
+            mesh.pp, count, forward, pieces_s[:, 1], backward, split=split, transfers_s=transfers_s
         )
         return max(least_s, whole_s)
 
@@ -161,19 +161,24 @@ class Estimates:
         """A bound for everything with one stage configuration and optimizer level, with what has to be recomputed to
         fit; one that reaches `enough_s` may be lower."""
         excess_bytes = self.excess_bytes(mesh, stage, level)
-        plain = self._plain_stage(stage)
-        if plain is not None:
-            key = mesh, plain, level
-            if key not in self._level_bounds:
-                sums = not self.costs.reduces_each(stage, mesh.dp, level)
-                pieces_s = self.costs.piece_seconds(plain, sums=sums)
-                self._level_bounds[key] = self._bound_with_optimizer_s(mesh, size, plain, level, pieces_s)
-            bound_s = self._level_bounds[key]
-            if bound_s >= enough_s or not excess_bytes:
-                return bound_s
+        bound_s = self.plain_level_bound_s(mesh, size, stage, level)
+        if bound_s >= enough_s or (not excess_bytes and self._plain_stage(stage) is not None):
+            return bound_s
         sums = not self.costs.reduces_each(stage, mesh.dp, level)
         pieces_s, more_s = self._least_s(stage, excess_bytes, sums=sums)
         return self._bound_with_optimizer_s(mesh, size, stage, level, pieces_s, more_s)
+
+    def plain_level_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, level: int) -> float:
+        """The same whatever has to be recomputed; 0 where it is not known which blocks take the least."""
+        plain = self._plain_stage(stage)
+        if plain is None:
+            return 0.0
+        key = mesh, plain, level
+        if key not in self._level_bounds:
+            sums = not self.costs.reduces_each(stage, mesh.dp, level)
+            pieces_s = self.costs.piece_seconds(plain, sums=sums)
+            self._level_bounds[key] = self._bound_with_optimizer_s(mesh, size, plain, level, pieces_s)
+        return self._level_bounds[key]
 
     def _plain_stage(self, stage: StageConfig) -> StageConfig | None:
         """The stage whose blocks take the least of all that `stage` may have; None where it is not known."""
@@ -184,30 +189,28 @@ class Estimates:
     def _bound_with_optimizer_s(
         self, mesh: Mesh, size: int, stage: StageConfig, level: int, pieces_s: Floats, more_s: float = 0.0
     ) -> float:
-        """`_pipeline_bound_s` with transfers, the update, and gathers and reductions that every micro-batch waits for:
-        a block takes no less than these keep their channels busy."""
-        gathered, reduced, update = self._least_optimizer_s(mesh, stage, level)
-        pieces_s = pieces_s.copy()
-        busy = np.zeros(len(gathered))
-        if self.costs.gathers_per_use(stage, mesh.dp, level):
-            busy = gathered
-            np.maximum(pieces_s[:, 0], gathered, out=pieces_s[:, 0])
-        if self.costs.reduces_each(stage, mesh.dp, level):
-            busy = np.maximum(busy, reduced)
-        backward = pieces_s[:, 1:].sum(axis=1)
-        pieces_s[:, -1] += np.maximum(busy - backward, 0.0)
-        return self._pipeline_bound_s(
-            mesh, size, stage.split, pieces_s, more_s, update=update, transfers_s=self.transfers_s(mesh, stage)
-        )
+        """`_pipeline_bound_s` with transfers, and with gathers and reductions that every micro-batch waits for: a block
+        takes no less than these keep their channels busy."""
+        gathers = self.costs.gathers_per_use(stage, mesh.dp, level)
+        reduces = self.costs.reduces_each(stage, mesh.dp, level)
+        if gathers or reduces:
+            gathered, reduced = self._least_busy_s(mesh, stage, level)
+            pieces_s, backward = pieces_s.copy(), pieces_s[:, 1:].sum(axis=1)
+            if gathers:
+                np.maximum(pieces_s[:, 0], gathered, out=pieces_s[:, 0])
+            busy = np.maximum(gathers * gathered, reduces * reduced)
+            pieces_s[:, -1] += np.maximum(busy - backward, 0.0)
+        transfers_s = self.transfers_s(mesh, stage)
+        return self._pipeline_bound_s(mesh, size, stage.split, pieces_s, more_s, transfers_s=transfers_s)
 
-    def _least_optimizer_s(self, mesh: Mesh, stage: StageConfig, level: int) -> tuple[Floats, Floats, Floats]:
-        """`Costs.optimizer_s`, the least of all orders of the axes."""
+    def _least_busy_s(self, mesh: Mesh, stage: StageConfig, level: int) -> tuple[Floats, Floats]:
+        """(piece) seconds of gathers and of reductions (`Costs.optimizer_s`), the least of all orders of the axes."""
         key = mesh, stage.sequence_parallel, stage.split, level
-        if key not in self._optimizer:
-            every = [self.costs.optimizer_s(ordered, mesh.dp, level) for ordered in self.in_orders(mesh, stage)]
-            gathered, reduced, update = (functools.reduce(np.minimum, part) for part in zip(*every, strict=True))
-            self._optimizer[key] = gathered, reduced, update
-        return self._optimizer[key]
+        if key not in self._busy:
+            every = [self.costs.optimizer_s(ordered, mesh.dp, level)[:2] for ordered in self.in_orders(mesh, stage)]
+            gathered, reduced = (functools.reduce(np.minimum, part) for part in zip(*every, strict=True))
+            self._busy[key] = gathered, reduced
+        return self._busy[key]
 
     def transfers_s(self, mesh: Mesh, stage: StageConfig) -> tuple[float, ...]:
         """Between stages; the least of all orders where none is chosen yet."""

@@ -123,9 +123,15 @@ class Nodes:
             if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp, enough_s=enough_s) >= enough_s:
                 continue
             for split in self.estimates.splits(mesh):
+                first = self.axis_orders.stage_config(mesh, sp, size, self.estimates.modes[0], split)
+                fast = [
+                    level for level in every if self.estimates.plain_level_bound_s(mesh, size, first, level) < enough_s
+                ]
+                if not fast:
+                    continue
                 for recompute in self.estimates.modes:
                     stage = self.axis_orders.stage_config(mesh, sp, size, recompute, split)
-                    chosen = self.estimates.fitting_levels(mesh, stage, every)
+                    chosen = self.estimates.fitting_levels(mesh, stage, fast)
                     if not chosen:
                         continue
                     if self.estimates.saves_nothing(in_any_place(stage)):
