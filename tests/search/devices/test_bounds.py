@@ -231,15 +231,14 @@ def test_no_pipeline_is_faster_than_its_least_bubble(name):
     schedule = make_schedule(name, pp, count, virtual=virtual)
     space = ScheduleSpace(schedule=schedule, layers=spreads(problem, schedule.num_stages))
     numbers = np.random.default_rng(7)
-    for _ in range(5):
+    for transfers_s in [(), tuple((0.5 * numbers.random(pp)).tolist()), (0.0, 1.0, 0.0, 0.0)]:
+        hops = space.hops_s(transfers_s or (0.0,) * pp)
         forward, inputs, weights = numbers.random((3, 3)) * [[0.1, 1.0, 0.5]]
         parts = (forward, weights, inputs) if space.split else (forward, inputs + weights, 0 * inputs)
         ways = np.stack([parts[0], parts[0], parts[1], parts[1], parts[2], 0 * inputs], axis=1)
-        steps = [
-            _replayed(schedule, each, np.zeros(schedule.num_stages), split=space.split) for each in space.pieces @ ways
-        ]
+        steps = [_replayed(schedule, each, hops, split=space.split) for each in space.pieces @ ways]
         back = inputs if space.split else inputs + weights
-        bound = bubbles.bound_s(pp, count, forward, back, inputs + weights, split=space.split)
+        bound = bubbles.bound_s(pp, count, forward, back, inputs + weights, split=space.split, transfers_s=transfers_s)
         assert max(steps) / 2 < bound <= min(steps) * (1 + 1e-12)
 
 
