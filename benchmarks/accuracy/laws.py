@@ -66,7 +66,7 @@ def laws_of(row: Row, config: TransformerConfig) -> Iterator[Law]:
     yield from _of_devices(row)
     yield from _of_precisions(row)
     yield from _of_batches(row)
-    yield from _of_splitting(row)
+    yield from _of_splitting(row, config)
     if config.experts is None:
         yield from _of_sizes(row, config)
 
@@ -119,7 +119,7 @@ def _of_batches(row: Row) -> Iterator[Law]:
     yield Law("more copies take no more memory", all_twice, {}, 0.97, of="peak_bytes")
 
 
-def _of_splitting(row: Row) -> Iterator[Law]:
+def _of_splitting(row: Row, config: TransformerConfig) -> Iterator[Law]:
     if row["source"] in WHOLE:
         yield Law("gathering weights twice is not faster", {"zero_level": "2"}, {"zero_level": "3"}, 0.99)
         for level in (1, 2, 3):
@@ -136,6 +136,13 @@ def _of_splitting(row: Row) -> Iterator[Law]:
     yield Law("two ranks are at most three times as fast as one", split, {}, 0.3, 3.0)
     yield Law("sequence parallelism saves memory", {"sequence_parallel": "y"}, {"sequence_parallel": "n"},
               of="peak_bytes")  # fmt: skip
+    if row["source"] in ("Megatron-LM", "NeMo", "torchtitan"):
+        parts = {"cp": "2", "gpu_count": str(2 * devices)}
+        yield Law("context parallelism saves memory", parts, {}, 0.99, of="peak_bytes")
+        yield Law("two parts of a sequence are at most twice as fast", parts, {}, 0.6, 2.1)
+        if stages > 1 and config.num_layers % (2 * stages) == 0:
+            yield Law("interleaving is hardly slower", {}, {"vpp": "2"}, 0.5, 1.08)
+            yield Law("interleaving saves no memory", {}, {"vpp": "2"}, 0.97, of="peak_bytes")
     if row["source"] != "torchtitan":  # whose last stage keeps the outputs of all micro-batches
         twice = {"global_batch": str(2 * int(row["global_batch"]))}
         more_stages = {**twice, "pp": str(2 * stages), "gpu_count": str(2 * devices)}
@@ -148,14 +155,16 @@ def _of_sizes(row: Row, config: TransformerConfig) -> Iterator[Law]:
         "model": "Llama" if config.gated else "GPT", "layers": str(config.num_layers), "hidden": str(config.hidden),
         "heads": str(heads), "kv_heads": str(groups), "ffn": str(config.inner), "vocab": str(config.vocab),
     }  # fmt: skip
-    wider = {"hidden": str(config.hidden + 8 * width), "heads": str(heads + 8)}
+    hidden = config.hidden + 8 * width
+    wider = {"hidden": str(hidden), "heads": str(heads + 8)} | ({} if config.gated else {"ffn": str(4 * hidden)})
     larger = {
         "a layer more for a stage": {"layers": str(config.num_layers + int(row["pp"]))},
         "a wider model": wider | ({"kv_heads": str(heads + 8)} if groups == heads else {}),
-        "a wider MLP": {"ffn": str(config.inner + config.inner // 8)},
         "a larger vocabulary": {"vocab": str(config.vocab + 8192)},
         "a longer sequence": {"seq": str(int(row["seq"]) + 1024)},
     }
+    if config.gated:  # one without a gate is read as such by its width of four times the hidden size
+        larger["a wider MLP"] = {"ffn": str(config.inner + config.inner // 8)}
     for what, cells in larger.items():
         yield Law(f"{what} takes longer", own, own | cells, 0.995)  # other tiles may fit better
         yield Law(f"{what} takes more memory", own, own | cells, 1.0, of="peak_bytes")
