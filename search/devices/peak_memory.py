@@ -66,7 +66,7 @@ class PeakMemory:
         total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
         gathers = self.gathers(stage, dp, level)
         if gathers:
-            total = total + self.gathered_bytes(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
+            total = total + self.gathered_bytes(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0, most=most)
         total = total[rows.spread]
         gradients = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread]
         if most:
@@ -165,15 +165,18 @@ class PeakMemory:
         """Whether weights are gathered for each use, from other ranks."""
         return dp * stage.cp > 1 and self.costs.gathers_per_use(stage, dp, level)
 
-    def gathered_bytes(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
-        """Per spread and rank the full weights that are there at a time, given (spread, piece, rank) what it has."""
+    def gathered_bytes(self, stage: StageConfig, has: NDArray[np.bool_], *, most: bool = False) -> Ints:
+        """Per spread and rank the full weights that are there at a time, given (spread, piece, rank) what it has.
+
+        `most`: those of any two pieces, as where the embedding follows the head on a rank.
+        """
         names = self.costs.pieces
         weights = dict(zip(names, self._whole_weights(stage).tolist(), strict=True))
         codes = np.tensordot(2 ** np.arange(len(names)), has, axes=(0, 1))  # spread, rank
         sizes = np.zeros(2 ** len(names), dtype=np.int64)
         for code in set(codes.ravel().tolist()):
             own = {piece: weights[piece] for number, piece in enumerate(names) if code >> number & 1}
-            sizes[code] = self.costs.problem.stack.whole_bytes(own)
+            sizes[code] = 2 * max(own.values()) if most else self.costs.problem.stack.whole_bytes(own)
         return np.asarray(sizes[codes])
 
     def _alive_at_once(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits, *, gathers: bool) -> Floats:

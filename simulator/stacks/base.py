@@ -266,8 +266,13 @@ recompute_layers'
         return max(optimizer.bucket_bytes, largest_bytes)
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
-        """Bytes of full weights at level 3, given those of every piece: one computes, the next is gathered."""
-        return 2 * max(pieces.values())
+        """Bytes of full weights at level 3, given those of every piece: one computes, the next is gathered.
+
+        In twofold's programs one of the two is a block, where there is any.
+        """
+        largest = max(pieces.values())
+        blocks = [size for piece, size in pieces.items() if piece not in ("embedding", "head")]
+        return largest + (max(blocks, default=largest) if self.runs_programs else largest)
 
     def sharded_at_head_bytes(self, pieces: Mapping[str, int]) -> int:
         """Of `whole_bytes`, bytes of weights that are not gathered while the loss is computed."""

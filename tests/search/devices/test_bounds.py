@@ -14,7 +14,7 @@ from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.schedules import make_schedule
-from search.devices import Pins, Problem
+from search.devices import Pins, Problem, solve
 from search.devices.bounds import ScheduleSpace
 from search.devices.branch import ESTIMATE_MARGIN, Branching
 from search.devices.bubbles import Bubbles
@@ -311,3 +311,17 @@ def test_transfers_of_one_micro_batch_slow_no_kernels():
     degrees = Degrees(pp=2, micro_batch=8, global_batch=8)
     step_s = forecast(config, degrees, machine).step_s
     assert 0.97 * step_s < estimate(config, degrees, machine).step_s <= 1.001 * step_s
+
+
+def test_full_weights_of_a_head_are_there_once():
+    """Beside those of a block: twice a head that is six blocks wide would not fit, by formula."""
+    config = TransformerConfig(
+        name="wide", num_layers=8, hidden=2048, num_heads=16, num_kv_heads=4, ffn=6144, vocab=128_256, seq=4096
+    )
+    machine = Machine.load("h100-sxm-x24")
+    pins = {"tp": 1, "cp": 1, "pp": 1, "zero": 3, "micro_batch": 1, "recompute": "selective_op"}
+    asked = Problem(config=config, machine=machine, num_devices=6, global_batch=12, pins=Pins(**pins))
+    free = solve(asked.changed(pins=Pins(**pins, recompute_layers=8))).best
+    found = solve(asked.changed(memory_limit_bytes=free.forecast.peak_bytes)).best
+    assert found.forecast.step_s == free.forecast.step_s
+    assert estimate(config, free.degrees, machine).peak_bytes == pytest.approx(free.forecast.peak_bytes, rel=5e-3)
