@@ -66,8 +66,8 @@ class Building(Places):
             shape, dtype = own_shape if shape is None else shape, dtype or own_dtype
         if 0 in shape:
             raise self.refused(
-                node, f"it makes a tensor without elements, {shape}, of a small batch; give the parts of a batch that "
-                f"are compared as separate inputs"
+                node, f"it makes a tensor without elements, {shape}, of a small batch; compute all samples at once, "
+                f"and give parts of a batch that are compared as separate inputs"
             )  # fmt: skip
         path = self.path(node)
         name = self._unique(f"{path}.{kind}" if path else kind)

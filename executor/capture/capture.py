@@ -20,7 +20,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -33,7 +33,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from executor.autocast import autocast_as_casts
 from executor.capture.calls.buffers import doubled_tables, known_masks, known_numbers
 from executor.capture.calls.concatenated import split_concatenated
-from executor.capture.calls.control_flow import numbers_from_shapes
+from executor.capture.calls.control_flow import drop_checks, numbers_from_shapes
 from executor.capture.calls.counted_masks import rows_of_masks_counted
 from executor.capture.calls.counts import state_counts
 from executor.capture.calls.decompose import decompose_sized, divide_by_samples, square_norms
@@ -42,6 +42,7 @@ from executor.capture.calls.functional import line_of, without_in_place
 from executor.capture.calls.histograms import count_by_sums
 from executor.capture.calls.masked_rows import check_masks, write_masked_rows
 from executor.capture.calls.masks import fix_sizes, state_masks
+from executor.capture.calls.row_counts import check_row_counts
 from executor.capture.calls.rows import choose_in_samples
 from executor.capture.calls.straight import (
     drop_empty,
@@ -67,7 +68,12 @@ from executor.capture.tracing.export_contexts import (
     parameters_on_meta,
     silent,
 )
-from executor.capture.tracing.gradients import check_hooks, check_memory, refusing_own_gradients
+from executor.capture.tracing.gradients import (
+    check_hooks,
+    check_memory,
+    refusing_own_gradients,
+    switching_gradients,
+)
 from executor.capture.tracing.library import in_other_forms
 from executor.capture.tracing.python_state import (
     PythonState,
@@ -76,6 +82,7 @@ from executor.capture.tracing.python_state import (
     check_python_state,
     python_state,
     restore,
+    with_values,
 )
 from executor.capture.translation import Translation
 from executor.flex import flex_attention_by_formula
@@ -218,9 +225,33 @@ def _exported(
 ) -> ExportedProgram:  # fmt: skip
     """The calls of a forward that starts from the state `start`; what the forward changes is stored in `changed`."""
     masks, numbers = known_masks(module), known_numbers(module)
+    exported = _recorded(module, examples, batch_size, changed, start)
+    check_row_counts(exported.graph, lambda count: _recorded(module, examples, batch_size, {}, start, count).graph)
+    name_alike(exported)
+    write_vmapped(exported)
+    _check_shapes(exported)
+    without_in_place(exported)
+    write_masked_rows(exported)
+    write_derivatives(exported)
+    drop_empty(exported)
+    keep_batch_first(exported)
+    take_stacked(exported)
+    join_attention(exported, masks)
+    state_counts(exported, numbers)
+    return exported
+
+
+def _recorded(
+    module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int,
+    changed: dict[tuple[str, str], Any], start: PythonState, rows_of_masks: int | None = None,
+) -> ExportedProgram:  # fmt: skip
+    """The calls of a forward as torch.export records them, with nested graphs put into one."""
 
     def export() -> ExportedProgram:
-        with _in_forms_to_capture(module, batch_size), _returning_its_loss(module, changed, start):
+        with (
+            _in_forms_to_capture(module, batch_size, rows_of_masks),
+            _returning_its_loss(module, changed, start),
+        ):
             return torch.export.export(module, tuple(examples.values()), strict=False)
 
     try:
@@ -242,17 +273,7 @@ def _exported(
             f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
         ) from error
     inline_nested(exported)
-    name_alike(exported)
-    write_vmapped(exported)
-    _check_shapes(exported)
-    without_in_place(exported)
-    write_masked_rows(exported)
-    write_derivatives(exported)
-    drop_empty(exported)
-    keep_batch_first(exported)
-    take_stacked(exported)
-    join_attention(exported, masks)
-    state_counts(exported, numbers)
+    drop_checks(exported.graph)
     return exported
 
 
@@ -303,27 +324,40 @@ def _way_out(error: BaseException) -> str:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
     if _KEPT in str(error):
-        return "a forward may not set parameters (p.data = ...) or keep what it makes; do so between steps"
+        return (
+            "a forward may not set parameters (p.data = ...), nor keep what it makes in a global or a functools.cache; "
+            "keep it in an attribute of its module"
+        )
     if "Meta" in str(error) and isinstance(error, NotImplementedError):
         return "torch cannot compute the shape of its result; write it with other operators"
     if "torch.func" in "".join(traceback.format_tb(error.__traceback__)):
         return "torch.func is not captured; use torch.autograd.grad instead"
+    *_, line = ("", *(line for _, _, line in _frames(error) if line))
+    if "__format__" in str(error) or line.startswith("print("):
+        return "leave messages that read values out of the forward"
+    if "one_hot(" in line:
+        return "give one_hot its number of classes"
     if isinstance(error, _DEPENDS_ON_VALUES):
         return _FIXED
     return "check that the forward works with batches of these shapes, of any size"
 
 
-def _where(error: BaseException, module: nn.Module) -> str:
-    """The line of user code that was executing, and the module that it belongs to."""
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int, str]]:
+    """What was executing, from the outside to the inside: frame, number of the line, its text if it is of the user."""
     while error.__cause__ is not None:
         error = error.__cause__
     inside = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__)))
-    paths, path, line = {id(part): name for name, part in module.named_modules()}, "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        path = paths.get(id(frame.f_locals.get("self")), path)
         file = frame.f_code.co_filename
-        if not file.startswith(inside):
-            line = f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+        yield frame, number, "" if file.startswith(inside) else linecache.getline(file, number).strip()
+
+
+def _where(error: BaseException, module: nn.Module) -> str:
+    """The line of user code that was executing, and the module that it belongs to."""
+    paths, path, line = {id(part): name for name, part in module.named_modules()}, "", ""
+    for frame, number, text in _frames(error):
+        path = paths.get(id(frame.f_locals.get("self")), path)
+        line = f"{frame.f_code.co_filename}, line {number}: {text}" if text else line
     return f" (in {f'module {path!r}' if path else 'forward'}, {line})" if line else ""
 
 
@@ -351,8 +385,9 @@ def _returning_its_loss(
     def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
         restore(module, start)
         before = python_state(module)
-        made = loss_of(forward(*args, **kwargs), type(module).__name__)
-        changed.update(changed_in(before, python_state(module)))
+        with buffers_changed_in_place(module), switching_gradients(module):
+            made = loss_of(forward(*args, **kwargs), type(module).__name__)
+        changed.update(with_values(changed_in(before, python_state(module))))
         return made
 
     with mock.patch.object(module, "forward", loss):
@@ -360,12 +395,11 @@ def _returning_its_loss(
 
 
 @contextlib.contextmanager
-def _in_forms_to_capture(module: nn.Module, batch_size: int) -> Iterator[None]:
+def _in_forms_to_capture(module: nn.Module, batch_size: int, rows_of_masks: int | None = None) -> Iterator[None]:
     """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
         attributes_kept(module),
         parameters_on_meta(module),
-        buffers_changed_in_place(module),
         data_without_gradient(),
         silent(),
         batch_first_attention(),
@@ -375,7 +409,7 @@ def _in_forms_to_capture(module: nn.Module, batch_size: int) -> Iterator[None]:
         noting_checkpoints(),
         vmap_in_one_piece(),
         numbers_from_shapes(),
-        rows_of_masks_counted(module, batch_size),
+        rows_of_masks_counted(module, batch_size, rows_of_masks),
         autocast_as_casts(),
         torch.device("meta"),
         refusing_own_gradients(),

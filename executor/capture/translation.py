@@ -30,6 +30,9 @@ from plans.model.graph import Graph, Tensor
 
 __all__ = ["Rule", "Translation", "of_means"]
 
+_MEAN = (
+    "the loss must be a mean over the samples (or a sum divided by their number), so that micro-batches average to it"
+)
 LOSSES = ("cross_entropy", "l1_loss", "mean_loss", "mse_loss")
 
 
@@ -260,10 +263,7 @@ class Translation(Building):
     def _loss(self, mean: Mean) -> str:
         """The operator that makes the mean which the forward returns."""
         if mean.is_sum:
-            raise self.refused(
-                mean.node, "the loss must be a mean over the samples (or a sum divided by their number), so that "
-                "micro-batches average to it"
-            )  # fmt: skip
+            raise self.refused(mean.node, _MEAN)
         if mean.own is not None:
             return mean.own()
         terms = mean.terms()
@@ -281,8 +281,9 @@ class Translation(Building):
                 f"with its loss, WithLossCell(net, loss_fn)"
             )
         if loss not in made or made[loss].kind not in LOSSES:
-            maker = made[loss].name if loss in made else "no operator"
-            raise TwofoldError(f"the loss of {kind} is made by {maker}; a graph ends in one of {', '.join(LOSSES)}")
+            if loss in made:
+                raise self.refused(self.made_by[made[loss].name], f"it makes the loss of all samples at once; {_MEAN}")
+            raise TwofoldError(f"the loss of {kind} is made by no operator; {_MEAN}")
         needed, kept = {loss}, []
         for operator in reversed(self.operators):
             if operator.kind == "assign" or needed.intersection(operator.outputs):

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.field.ordinary import ORDINARY
 from tests.modules.buffers import BUFFERS
 from tests.modules.data import BATCH, LENGTH, WIDTH, WORDS, images, linear, parameter, sequences, tokens, vectors
+from tests.modules.forwards import FORWARDS
 from tests.modules.losses import LOSSES
 
 
@@ -594,7 +595,7 @@ ONE_RANK = {
         "U-Net, own", "wide and deep", "DLRM", "seq2seq", "graph convolution", "diffusion", "GAN, generator",
         "sort, topk, cumsum",
     )
-}  # fmt: skip
+} | FORWARDS  # fmt: skip
 """More of them, for one rank alone: what is special of them is how they are captured."""
 
 

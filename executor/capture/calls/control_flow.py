@@ -2,12 +2,17 @@
 
 Tensors have no values while a module is exported. Values that depend on no input, parameter or buffer are computed from
 the calls that were recorded so far; libraries check masks of ones in this way, when they are given no other mask.
+Checks, `assert` and `if ...: raise`, are taken to pass: a plan leaves them out.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dis
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -18,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.capture.calls.masks import run_on_cpu
 
-__all__ = ["numbers_from_shapes", "places_from_shapes", "recorded"]
+__all__ = ["drop_checks", "numbers_from_shapes", "places_from_shapes", "recorded", "value_from_shapes"]
 
 _TAKEN_BY = ("__bool__", "__float__", "__int__", "item")
 _MOST_ELEMENTS = 2**22
@@ -35,13 +40,56 @@ def numbers_from_shapes() -> Iterator[None]:
 
 def _from_shapes(take: Any) -> Any:
     def taken(self: Tensor) -> Any:
-        value = _value(self)
+        value = value_from_shapes(self)
         if value is None:
-            return take(self)
+            held = None if take.__name__ != "__bool__" or recorded(self) is None else _passing(sys._getframe(1))
+            return take(self) if held is None else held
         with _disable_current_modes():
             return take(value)
 
     return taken
+
+
+def _passing(frame: FrameType) -> bool | None:
+    """The truth value with which a check that a frame makes passes; None for other decisions."""
+    codes = list(dis.get_instructions(frame.f_code))
+    at = next((at for at, code in enumerate(codes) if code.offset == frame.f_lasti), None)
+    if at is None or not codes[at].opname.startswith("POP_JUMP"):
+        return None
+    target = next(place for place, code in enumerate(codes) if code.offset == codes[at].argval)
+    otherwise, jumping = _raises(codes[at + 1 :]), _raises(codes[target:])
+    jumps_if = "TRUE" in codes[at].opname
+    return None if otherwise == jumping else jumps_if == otherwise
+
+
+def _raises(codes: Sequence[dis.Instruction]) -> bool:
+    """Whether instructions raise an error before they do anything else."""
+    for code in codes:
+        if code.opname == "RAISE_VARARGS":
+            return True
+        if any(word in code.opname for word in ("JUMP", "RETURN", "FOR_ITER", "STORE", "YIELD")):
+            return False
+    return False
+
+
+_CHECKS = ("_assert_scalar.default", "_assert_async.msg", "_assert_async.default", "sym_constrain_range.default")
+_COMPARISONS = (operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne)
+
+
+def drop_checks(graph: fx.Graph) -> None:
+    """Remove checks of numbers that were taken out of tensors, `assert lengths.max().item() <= 8`, and what nothing
+    reads, in place.
+    """
+    for node in reversed(graph.nodes):
+        if str(node.target).removeprefix("aten.") in _CHECKS or (not node.users and _has_no_effect(node)):
+            graph.erase_node(node)
+
+
+def _has_no_effect(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return node.target in _COMPARISONS
+    schema = node.target._schema
+    return bool(schema.returns) and not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
 def recorded(tensor: Tensor) -> fx.Node | None:
@@ -53,7 +101,7 @@ def recorded(tensor: Tensor) -> fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def _value(tensor: Tensor) -> Tensor | None:
+def value_from_shapes(tensor: Tensor) -> Tensor | None:
     """The values of a tensor on the CPU, where they follow from shapes alone."""
     node = recorded(tensor)
     with _disable_current_modes():
@@ -62,7 +110,7 @@ def _value(tensor: Tensor) -> Tensor | None:
 
 def places_from_shapes(mask: Tensor) -> list[int] | None:
     """The indices of the True elements of a mask, flattened, where they follow from shapes alone."""
-    value = _value(mask)
+    value = value_from_shapes(mask)
     with _disable_current_modes():
         return None if value is None else value.flatten().nonzero().squeeze(-1).tolist()
 

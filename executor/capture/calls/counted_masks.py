@@ -72,10 +72,15 @@ def _is_basic(part: Any) -> bool:
 
 
 class _Counts:
-    """The number of rows of every mask of a forward, a prime; equal masks have the same."""
+    """The number of rows of every mask of a forward, a prime; equal masks have the same.
 
-    def __init__(self, half: int) -> None:
-        self._half = half
+    Args:
+        half: of the primes.
+        fixed: the number of rows of every mask instead.
+    """
+
+    def __init__(self, half: int, fixed: int | None) -> None:
+        self._half, self._fixed = half, fixed
         self._counts: dict[Any, int] = {}
         self._get = Tensor.__getitem__
 
@@ -84,6 +89,8 @@ class _Counts:
         node = recorded(mask) if mask.dtype == torch.bool and mask.dim() else None
         if node is None:
             return None
+        if self._fixed is not None:
+            return self._fixed
         key = (_written_out(node, {}), _num_changes(node.graph))
         if key not in self._counts:
             if len(self._counts) == _MOST_MASKS:
@@ -117,10 +124,10 @@ class _Counts:
 
 
 @contextlib.contextmanager
-def rows_of_masks_counted(module: nn.Module, batch_size: int) -> Iterator[None]:
+def rows_of_masks_counted(module: nn.Module, batch_size: int, fixed: int | None = None) -> Iterator[None]:
     """Within this context `x[mask]`, `x[mask] = rows`, `torch.masked_select` and the places of a mask [n], which
-    `nonzero` and `where` find, have as many rows as a prime."""
-    counts = _Counts(batch_size.bit_length() % 2)
+    `nonzero` and `where` find, have as many rows as a prime, or a fixed number of them."""
+    counts = _Counts(batch_size.bit_length() % 2, fixed)
     get, put, select = Tensor.__getitem__, Tensor.__setitem__, torch.masked_select
     nonzero, where = torch.nonzero, torch.where
 
@@ -143,6 +150,8 @@ def rows_of_masks_counted(module: nn.Module, batch_size: int) -> Iterator[None]:
     def write(x: Tensor, index: Any, value: Any) -> None:
         chosen = counts.chosen(x, index)
         if chosen is None or not isinstance(value, Tensor) or chosen.count not in value.shape:
+            return put(x, index, value)
+        if fixed is not None and not _reads_rows(value):  # another dim is as long
             return put(x, index, value)
         whole, shape = chosen.whole, list(chosen.whole.shape[chosen.mask.dim() :])
         rows = value.expand(*shape[: chosen.dim], chosen.count, *shape[chosen.dim :])
@@ -175,6 +184,20 @@ def rows_of_masks_counted(module: nn.Module, batch_size: int) -> Iterator[None]:
         mock.patch.object(torch, "where", one_or_other),
     ):
         yield
+
+
+def _reads_rows(value: Tensor) -> bool:
+    """Whether a recorded value is made of rows of a mask."""
+    waiting, seen = [recorded(value)], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if str(node.target) in (READ, PLACES):
+            return True
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return False
 
 
 def _written_out(node: Any, known: dict[fx.Node, Any]) -> Any:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from executor.capture.calls.counted_masks import PLACES, PUT, READ
 from executor.capture.calls.functional import called_as, line_of
+from executor.capture.calls.row_counts import AT_NONE
 from plans.errors import TwofoldError
 
 __all__ = ["check_masks", "write_masked_rows"]
@@ -301,6 +302,8 @@ class _Writer:
         number = self._number(node, rows)
         if number.meta["val"].dtype != made.meta["val"].dtype:
             number = called_as(self.graph, node, aten.to.dtype, (number, made.meta["val"].dtype))
+        if (least := node.meta.get(AT_NONE)) is not None:
+            number = called_as(self.graph, node, aten.clamp.default, (number, least / times))
         made = called_as(self.graph, node, aten.div.Tensor, (made, number))
         return called_as(self.graph, node, aten.div.Tensor, (made, times)) if times != 1 else made
 

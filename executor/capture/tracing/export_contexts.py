@@ -42,12 +42,15 @@ def parameters_on_meta(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for held, tensors in before:
+            held.clear()  # of what the forward registers
             held.update(tensors)
 
 
 @contextlib.contextmanager
 def buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
-    """Replace assignments of buffers by writes into them: torch.export does not report new buffers of submodules."""
+    """Replace assignments of buffers by writes into them: torch.export does not report those of submodules, and takes
+    buffers that a forward registers for inputs that it changed.
+    """
     names = {id(part): path for path, part in module.named_modules()}
 
     def write(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -62,11 +65,8 @@ def buffers_changed_in_place(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             return held.copy_(tensor)
 
-    hook = torch_module.register_module_buffer_registration_hook(write)  # type: ignore[arg-type]  # it may replace the tensor
-    try:
+    with mock.patch.object(torch_module, "_global_buffer_registration_hooks", {0: write}):  # without that of the export
         yield
-    finally:
-        hook.remove()
 
 
 @contextlib.contextmanager

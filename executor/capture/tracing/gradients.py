@@ -1,4 +1,4 @@
-"""Refusal of constructs that change the training without appearing in the graph.
+"""Constructs that change the training without appearing in the graph: refused, or made to appear.
 
 A plan makes each operator's gradient itself, from its forward, and updates each parameter separately. Hooks on
 gradients, parts of a forward without gradients and parameters in shared memory leave no trace in what torch.export
@@ -18,7 +18,7 @@ from torch import nn
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_hooks", "check_memory", "refusing_own_gradients"]
+__all__ = ["check_hooks", "check_memory", "refusing_own_gradients", "switching_gradients"]
 
 _WHY = "a plan derives gradients from the operators of the forward"
 
@@ -87,3 +87,61 @@ def refusing_own_gradients() -> Iterator[None]:
         mock.patch.object(torch.inference_mode, "__enter__", enter),
     ):
         yield
+
+
+_SWITCH = torch.Tensor.requires_grad_
+_REQUIRES_GRAD: Any = torch._C.TensorBase.requires_grad
+
+
+@contextlib.contextmanager
+def switching_gradients(module: nn.Module) -> Iterator[None]:
+    """Within this context, a parameter whose `requires_grad` the forward sets to False is read without gradients until
+    it is set to True again, as a discriminator is where a generator is trained through it."""
+    frozen: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters and what is read in their place
+
+    def put(held: torch.Tensor, tensor: torch.Tensor) -> bool:
+        places = [(part, name) for part in module.modules() for name, each in part._parameters.items() if each is held]
+        for part, name in places:
+            part._parameters[name] = tensor  # type: ignore[assignment]
+        return bool(places)
+
+    def is_switched(tensor: torch.Tensor, trains: bool) -> bool:
+        for at, (parameter, without) in enumerate(frozen):
+            if tensor is parameter or tensor is without:
+                if trains:
+                    put(*reversed(frozen.pop(at)))
+                return True
+        name = next((name for name, each in module.named_parameters() if each is tensor), None)
+        if name is None or tensor.requires_grad == trains:
+            return False
+        if trains:
+            raise TwofoldError(
+                f"the forward starts to train {name!r}, which is frozen: requires_grad_(True) before the capture, and "
+                f"detach() what is not trained"
+            )
+        frozen.append((tensor, tensor.detach()))
+        put(*frozen[-1])
+        return True
+
+    def switch(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        return tensor if is_switched(tensor, requires_grad) else _SWITCH(tensor, requires_grad)
+
+    def write(tensor: torch.Tensor, requires_grad: bool) -> None:
+        if not is_switched(tensor, requires_grad):
+            _REQUIRES_GRAD.__set__(tensor, requires_grad)
+
+    with (
+        mock.patch.object(torch.Tensor, "requires_grad", property(_REQUIRES_GRAD.__get__, write)),
+        mock.patch.object(torch.Tensor, "requires_grad_", switch),
+        mock.patch.object(torch.Tensor, "__deepcopy__", _copied),
+    ):
+        yield
+    for parameter, without in frozen:
+        put(without, parameter)
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A copy that is trained by nobody, as `copy.deepcopy` makes it."""
+    copy = tensor.detach().clone()
+    memo[id(tensor)] = copy
+    return copy.requires_grad_() if tensor.requires_grad else copy

@@ -2,15 +2,13 @@
 
 torch's embedding bags flatten the batch, and the experts of transformers sort the tokens of all samples. The
 replacements compute the same sample by sample and token by token; `executor.capture.rules.recurrent` has recurrent
-layers. Numbers that a forward turns into tensors are filled in, and overlapping windows that it reads by strides are
-taken along a dim.
+layers. Overlapping windows that a forward reads by strides are taken along a dim.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import math
 import operator
 import os
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from executor.capture.rules.own_kernels import kernels_of_samples_as_products
 from executor.capture.rules.recurrent import recurrent_layers_one_by_one
+from executor.capture.tracing.written_numbers import numbers_as_calls
 from executor.instead import called_instead
 from plans.errors import TwofoldError
 
@@ -60,71 +59,13 @@ def in_other_forms(module: nn.Module) -> Iterator[None]:
                     stack.enter_context(mock.patch.object(kind, "forward", forward))
         stack.enter_context(mock.patch.object(torch, "ctc_loss", _ctc_loss))
         stack.enter_context(mock.patch.object(F, "gaussian_nll_loss", _gaussian_nll_loss))
-        stack.enter_context(mock.patch.object(torch, "tensor", _filled))
-        stack.enter_context(mock.patch.object(torch, "as_tensor", _as_tensor))
-        stack.enter_context(mock.patch.object(Tensor, "new_tensor", _new_tensor))
+        stack.enter_context(numbers_as_calls())
         stack.enter_context(mock.patch.object(Tensor, "as_strided", _windows))
         stack.enter_context(mock.patch.object(torch, "as_strided", _windows))
-        stack.enter_context(mock.patch.object(Tensor, "__getitem__", _part))
-        stack.enter_context(mock.patch.object(Tensor, "__setitem__", _write_part))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         for config in configs.values():
             stack.enter_context(mock.patch.object(config, _EXPERTS, "batched_mm"))
         yield
-
-
-_TENSOR = torch.tensor
-_MOST_NUMBERS = 64
-
-
-def _filled(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Tensor:
-    """Numbers written in the forward, as calls that make them: the value of a tensor made so is lost on meta."""
-    if any(more.values()):
-        return _TENSOR(data, dtype=dtype, device=device, **more)
-    if isinstance(data, bool | int | float):
-        kind = torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else None
-        return torch.full((), data, dtype=dtype or kind or torch.get_default_dtype(), device=device)
-    is_row = isinstance(data, list | tuple) and 0 < len(data) <= _MOST_NUMBERS
-    if is_row and len({type(each) for each in data}) == 1 and isinstance(data[0], bool | int | float | list | tuple):
-        return torch.stack([_filled(each, dtype=dtype, device=device) for each in data])
-    return _TENSOR(data, dtype=dtype, device=device)
-
-
-_AS_TENSOR = torch.as_tensor
-
-
-def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    if isinstance(data, bool | int | float | list | tuple):
-        return _filled(data, dtype=dtype, device=device)
-    return _AS_TENSOR(data, dtype=dtype, device=device)
-
-
-def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    return _filled(data, dtype=dtype or self.dtype, device=self.device if device is None else device)
-
-
-_PART = Tensor.__getitem__
-
-
-def _part(self: Tensor, index: Any) -> Tensor:
-    """A part of a tensor. A list of numbers becomes a slice or a tensor that calls make: its value is lost on meta."""
-    given = index if isinstance(index, tuple) else (index,)
-    if not any(_is_numbers(each) for each in given):
-        return _PART(self, index)
-    alone = sum(isinstance(each, list | Tensor) for each in given) == 1
-    return _PART(self, tuple(_chosen(each, alone) if _is_numbers(each) else each for each in given))
-
-
-_WRITE_PART = Tensor.__setitem__
-
-
-def _write_part(self: Tensor, index: Any, value: Any) -> None:
-    """Write a part of a tensor. One number where a mask is true is filled in: its value is lost on meta."""
-    is_number = isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.dim() == 0)
-    if is_number and isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() <= self.dim():
-        self.masked_fill_(index.reshape(*index.shape, *(1,) * (self.dim() - index.dim())), value)
-        return
-    _WRITE_PART(self, index, value)
 
 
 _STRIDED = torch.as_strided
@@ -170,18 +111,6 @@ def _rows(input: Tensor, size: Sequence[int], stride: Sequence[int], at: int) ->
         dims = [dim for dim in range(len(size) - 1) if dim != at]
         held = [] if rows is None else [(rows.shape[dim], rows.stride(dim)) for dim in dims]
     return rows if held == [(size[each], stride[each]) for each in around] else None
-
-
-def _is_numbers(index: Any) -> bool:
-    return isinstance(index, list) and bool(index) and all(type(each) is int for each in index)
-
-
-def _chosen(numbers: list[int], alone: bool) -> Any:
-    steps = {after - before for before, after in itertools.pairwise(numbers)} or {1}
-    (step, *others), last = steps, numbers[-1]
-    if alone and not others and step > 0 and (numbers[0] >= 0) == (last >= 0):
-        return slice(numbers[0], None if last == -1 else last + 1, step)
-    return _filled(numbers)
 
 
 @torch.library.impl(_LIBRARY, "ctc_loss", "CompositeExplicitAutograd")

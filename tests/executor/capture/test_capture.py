@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -404,7 +405,50 @@ def goes_on(m, x):
     return made
 
 
+def chosen_by_number(m, x, label, than):
+    """A loss that depends on how many rows a mask selects."""
+    losses = (m.fc(x) - label).square()[x[:, 0] > 0]
+    return losses.mean() if len(losses) > than else 2 * losses.mean()
+
+
+def registers(m, x):
+    """A mean of the step before in a buffer that the forward registers."""
+    made = m.fc(x)
+    last = getattr(m.fc, "last", None)
+    m.fc.register_buffer("last", made.detach().mean(0))
+    return made if last is None else made + last
+
+
+def sometimes(m, x):
+    return m.fc(x) if random.random() < 1e-3 else x + m.fc.bias
+
+
+def prints(m, x):
+    print(f"mean {x.mean():.3f}")
+    return m.fc(x)
+
+
 REFUSED = {
+    **{
+        f"more than {than} rows": (
+            partial(chosen_by_number, than=than), rf"something else where a mask selects {few}, at or before .*\.py"
+        )
+        for than, few in ((1, "one row"), (9, "one row"), (20_000, "1,000,000 rows"))
+    },
+    "scaled by the number of rows": (
+        lambda m, x, label: (m.fc(x) - label).square()[x[:, 0] > 0].mean() * (1 + len(x[x[:, 0] > 0]) % 2),
+        "where a mask selects 1,000,000 rows",
+    ),
+    "tensors of the step before in a new buffer": (mean_to(registers), r"keeps tensors in self\.fc\.last, and its"),
+    "a branch of small probability": (mean_to(sometimes), "draws from random, and .* draw with torch.rand"),
+    "a message with values": (mean_to(prints), "leave messages that read values out of the forward"),
+    "classes of unknown number": (
+        mean_to(lambda m, x: m.fc(x) * functional.one_hot((x > 0).long()).sum(-1)), "give one_hot its number of classes"
+    ),
+    "training begins in the forward": (
+        mean_to(lambda m, x: m.fc(x) * m.frozen.requires_grad_()(x)), "starts to train 'frozen.weight', which is frozen"
+    ),
+    "median": (lambda m, x, label: (m.fc(x) - label).square().mean(1).median(), r"aten\.median.*must be a mean over"),
     "gradients of all samples": (mean_to(lambda m, x: Unit.apply(m.fc(x))), r"samples .* meet in the backward of Unit"),
     "random gradients": (mean_to(lambda m, x: Noisy.apply(m.fc(x))), r"backward of Noisy .*draws random numbers"
     ),
@@ -513,7 +557,9 @@ REFUSED = {
         mean_to(lambda m, x: m.fc(x) * torch.no_grad()(m.fc.bias.mul_)(0.9)), r"changes the parameter 'fc\.bias', which"
     ),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
-    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0] * 66)[:6]), r"self\.register_"),
+    "tensor made in the forward": (
+        mean_to(lambda m, x: m.fc(x) * torch.tensor([*range(65), 0.5])[:6]), r"self\.register_"
+    ),
     "sine of a mean": (lambda m, x, label: functional.mse_loss(m.fc(x), label).sin(), "each times a number"),
     "samples chosen by the data": (
         mean_to(lambda m, x: m.fc(x)[(x[:, 0] > 0).long()]), "it combines samples of a batch"
