@@ -285,6 +285,16 @@ def planned(cell: nn.Module, mode: str) -> Plan:
     return model.planned((np.zeros((8, 1, 28, 28), np.float32), np.zeros(8, np.int64)), 4, "cuda")
 
 
+@pytest.mark.parametrize(
+    "given", [(np.zeros((1, 28, 28), np.float32), np.int64(3)), {"data": np.zeros((8, 1, 28, 28))}]
+)
+def test_a_data_set_of_samples_is_refused(given):
+    cell = network()
+    model = Model(AutoParallel(cell, parallel_mode="semi_auto"), torch.optim.SGD(cell.parameters()), machine="h200-x4")
+    with pytest.raises(TwofoldError, match=r"does not give batches, .*DataLoader\(dataset, batch_size="):
+        model.planned(given, 4, "cuda")
+
+
 def test_semi_auto_mode_keeps_strategies_and_the_full_search_refuses_them():
     plan = planned(network(matmul2=((1, 4), (4, 1))), "semi_auto")
     assert plan.strategies["_backbone.matmul2.matmul"].dims == {"k": ("s0",)}

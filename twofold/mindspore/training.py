@@ -250,6 +250,12 @@ class Model:
         if settings.num_stages < 1 or num_ranks % settings.num_stages:
             raise TwofoldError(f"{settings.num_stages} pipeline stages do not divide {num_ranks} ranks")
         parts = 1 if settings.full_batch else num_ranks // settings.num_stages
+        is_batch = isinstance(batch, list | tuple) and all(len(getattr(array, "shape", ())) > 0 for array in batch)
+        if not is_batch:
+            raise TwofoldError(
+                "the data set does not give batches, tuples of arrays with the samples along dim 0: put its samples "
+                "together with torch.utils.data.DataLoader(dataset, batch_size=..., drop_last=True)"
+            )
         examples = [((len(array) * parts, *array.shape[1:]), str(array.dtype)) for array in batch]
         graph = capture(module, tuple(examples))
         stages = None
