@@ -53,7 +53,7 @@ class Predicted:
 
 def library_of(device: Device) -> str:
     """The communication library of a device: nccl or hccl."""
-    return {"cuda": "nccl", "npu": "hccl"}[device.device]
+    return {"cuda": "nccl", "npu": "hccl", "hpu": "hccl"}[device.device]
 
 
 def predict_points(

@@ -181,6 +181,8 @@ class _Transfer:
             return self.device.price_intervals
         self.assume("price_intervals", "as wide as the spreads say")
         wider = {**CARRIED, "matrix": math.hypot(CARRIED["matrix"], self.products_apart() / 2)}
+        if "spreads" in self.own:
+            wider = self.device.spreads
         return {
             name: Interval(low=_wider(known.low, wider[name]), high=_wider(known.high, wider[name]))
             for name, known in self.source.price_intervals.items()

@@ -88,7 +88,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     version: int = MACHINE_VERSION
     name: str
     variant: str
-    device: Literal["cuda", "npu"]
+    device: Literal["cuda", "npu", "hpu"]
     memory_bytes: int
     runtime_bytes: int | None = None
     memory_allowance: float = 0.0
@@ -188,8 +188,10 @@ def device_of(name: str) -> Path | tuple[Device, int]:
         return load_device(match["device"]), int(match["number"])
     device = match["device"] if match else name
     names = {known.rpartition("-x")[0]: known for known in known_names()}
-    close = [names[near] for near in difflib.get_close_matches(device.lower(), names, n=3, cutoff=0.4)]
-    close += [known for known in known_names() if device.lower() in known and known not in close]
+    close = [known for known in known_names() if known.startswith(f"{device.lower()}-")][:2]
+    near = difflib.get_close_matches(device.lower(), names, n=3, cutoff=0.4)
+    others = (*(names[each] for each in near), *(known for known in known_names() if device.lower() in known))
+    close += [known for known in dict.fromkeys(others) if known not in close]
     message = unknown_name("machine", name, known_names(), close[:4])
     raise TwofoldError(f"{message} (NAME-xN for N devices, or the path of a machine file)")
 

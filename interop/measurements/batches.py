@@ -66,6 +66,9 @@ def with_batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
     elif _is_of_each(row, header, accumulation):
         row["micro_batch"] = row.pop("global_batch")
     text = row.get("global_batch", "")
+    if kilo := re.fullmatch(r"(\d+(?:\.\d+)?) ?k", text.strip(), re.I):
+        if not re.search(r"tok|\(t\)", header) and (size := float(kilo[1]) * 1024).is_integer():
+            text = row["global_batch"] = f"{size:.0f}"  # "0.5K" sequences
     if text and (re.search(r"tok|\(t\)", header + text.lower()) or (number(text) or 0) >= MOST_SEQUENCES):
         if not row.get("seq"):
             row["seq"] = str(usual_seq(row.get("model", "")) or UNNAMED_SEQ)
@@ -135,6 +138,11 @@ def _batch_of_lengths(row: dict[str, str]) -> None:
     """Split a batch that states the length of its sequences, or its micro-batch as "512/1" or "512 (1/GPU)"; one "per
     GPU" is a micro-batch."""
     text = row.get("global_batch", "")
+    if factors := re.fullmatch(
+        r"(\d+) ?[x\u00d7*] ?(\d+) ?[x\u00d7*] ?(\d+)", text.strip()
+    ):  # of a device, steps, devices
+        row["global_batch"] = text = str(math.prod(map(int, factors.groups())))
+        fill(row, {"micro_batch": factors[1]})
     if each := re.fullmatch(rf"(?:(\d+) ?\(|)(\d+) ?(?:seqs?|sequences|samples)? ?{_EACH}\)?", text, re.I):
         fill(row, {"micro_batch": each.group(2)})
         row["global_batch"] = each.group(1) or ""

@@ -36,7 +36,7 @@ OWN_RUNS = "measured/readme"
 _COUNTED = {
     "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": _SEQUENCES,
     "micro_batch": rf"{_SEQUENCES}|(?:per|/) ?(?:gpu|device|npu|card|rank|chip)",
-    "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|dies|[ah]\d00s?)",
+    "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards?|dies|gcds|[ah]\d00s?|[卡张])",
     "tp": "way", "pp": "way|stages", "dp": "way", "cp": "way", "ep": "way", "vpp": "chunks",
 }  # fmt: skip
 """Column -> words that may are behind its number."""
@@ -229,14 +229,14 @@ class Cells:
         found = self.precision()
         if self.products(device):
             return found.dtype
-        if found.dtype == "bfloat16" and device.startswith("v100"):
-            raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
+        if found.dtype == "bfloat16" and not has_products(device, "bfloat16"):
+            raise Skip(f"precision bf16: {device} has no bf16 products", "precision")
         if found.dtype:
             return found.dtype
         if ZERO_BUBBLE in self.words("source"):
             self.assumed.append("precision not stated: fp16, the default of the repository's script")
             return "float16"
-        half = "float16" if device.startswith("v100") else "bfloat16"
+        half = "bfloat16" if has_products(device, "bfloat16") else "float16"
         short = "bf16" if half == "bfloat16" else "fp16"
         stated = f"precision {self.text('precision')!r}" if self.text("precision") else "precision not stated"
         self.assumed.append(f"{stated}: {short}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-__all__ = ["COLUMNS", "COMPOSED", "column_named", "degree_order", "rank_of"]
+__all__ = ["COLUMNS", "COMPOSED", "column_inside", "column_named", "degree_order", "rank_of"]
 
 COLUMNS = (
     "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
@@ -25,10 +25,11 @@ COMPOSED = (
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
                "trainer", "impl", "implementation", "框架", "实现"),
-    "model": ("modelname", "network", "modeltype", "size", "params", "parameters", "architecture", "modelparams",
-              "benchmark", "workload", "modèle", "模型", "参数", "参数量", "规格", "modelparameters", "name",
-              "basemodel", "modelconfig", "modelvariant", "llm", "模型名称", "网络", "modell", "モデル", "arch",
-              "parameter", "paramcount", "modelarchitecture", "models"),
+    "model": ("modelname", "modelnameorpath", "modelid", "modelpath", "network", "modeltype", "size", "params",
+              "parameters", "architecture", "modelparams", "benchmark", "workload", "modèle", "模型", "参数",
+              "参数量", "规格", "modelparameters", "basemodel", "modelconfig", "modelvariant", "llm", "模型名称",
+              "网络", "modell", "モデル", "arch", "parameter", "paramcount", "modelarchitecture", "models", "参数规模",
+              "模型规模", "模型参数", "模型参数量", "modelflavor", "flavor", "name"),
     "layers": ("nlayers", "l", "numhiddenlayers", "layer", "depth", "nlayer", "层数", "blocks", "transformerlayers",
                "couches", "nombredecouches"),
     "hidden": ("dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize", "embeddingdim", "nembd",
@@ -54,7 +55,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                     "マイクロバッチ", "マイクロバッチサイズ", "ubs", "microbs", "microbatch", "devicebatchsize",
                     "localbs", "devicetrainmicrobatchsize", "微批", "localbatch", "seqspergpu", "seqsgpu", "lbs",
                     "batchesperdevice", "samplespergpu", "sequencespergpu", "微批次", "单卡批大小", "tokenspergpu",
-                    "tailledumicrolot"),
+                    "tailledumicrolot", "µbs", "μbs", "每卡批大小", "每卡batch", "单卡batch", "微批大小", "mbsize"),
     "tp": ("tensorparallel", "tensorparallelism", "t", "tensor", "mp", "modelparallel", "tensormodelparallel",
            "模型并行", "张量并行", "tensormp", "tensormodelparallelism", "gtensor", "tensorpara",
            "tensorparallelways", "tpways", "parallélismetensoriel", "parallelismetensoriel"),
@@ -86,7 +87,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                   "actrecompute", "actrecomp", "recomputemode", "recomputemodules", "acmode",
                   "activationcheckpointmode", "重计算策略", "activationrecomputing", "recomputing",
                   "checkpointinggranularity", "activationscheckpointgranularity", "activationrecomputegranularity",
-                  "actrecomputation", "recalcul", "recalculdesactivations"),
+                  "actrecomputation", "recalcul", "recalculdesactivations", "rematpolicy", "rematerializationpolicy"),
     "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
                    "distributedoptimizer", "fsdpsharding", "shardingstage", "stage", "usedistributedoptimizer",
                    "distopt", "distributedopt", "zerooptimization", "fsdpstrategy", "fsdpshardingstrategy",
@@ -203,6 +204,8 @@ def column_named(header: str) -> str:
             return column
     if words in _ORDERED:
         return _ORDERED[words]
+    if _order_of_parts(header):
+        return "layout"
     if (last := header.rpartition(".")[2]) and last != header and " " not in header:  # "model.micro_batch_size"
         return column_named(last)
     parts = re.findall(r"[a-z]+", low)
@@ -239,12 +242,34 @@ _COLUMN_OF: Mapping[str, str] = {
 """Name -> column; where two columns have it, the first."""
 
 
+def _order_of_parts(header: str) -> list[str]:
+    """The columns of a header's parts, "Micro / global batch"; none if they are not two or more degrees or batches."""
+    found = [_column(_words(part)) for part in header.split("/")]
+    return found if len(found) > 1 and set(found) <= set(_ORDERED.values()) else []
+
+
+def column_inside(header: str) -> str:
+    """The column of what is in brackets behind a degree or a device, where cells are "8 (3)"; "" if there is none.
+
+    >>> column_inside("PP (VPP)"), column_inside("TP (SP)"), column_inside("PP")
+    ('vpp', 'sequence_parallel', '')
+    """
+    found = re.fullmatch(r"([^()]+?) *\(([^()]+)\)", header.strip())
+    if found is None or _column(_words(found[1])) not in (*_ORDERED.values(), "gpu_type"):
+        return ""
+    return _column(_words(found[2]))
+
+
 def degree_order(header: str) -> list[str]:
     """The columns whose numbers the cells below a header have, in its order; none where it gives none.
 
     >>> degree_order("TP x PP"), degree_order("Config (t, p, d)"), degree_order("Parallelism")
     (['tp', 'pp'], ['tp', 'pp', 'dp'], [])
+    >>> degree_order("Micro / global batch")
+    ['micro_batch', 'global_batch']
     """
+    if parts := _order_of_parts(header):
+        return parts
     low = header.lower().strip()
     if letters := _LETTERS.search(low):
         return [f"{letter}p" for letter in re.findall(r"[tpdc]", letters.group(1) or letters.group(2))]

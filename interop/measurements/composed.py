@@ -6,16 +6,17 @@ import math
 import re
 from collections.abc import Mapping
 
-from interop.measurements.batches import BadCell, count_of, fill, product_of, with_batch
+from interop.measurements.batches import BadCell, fill, product_of, with_batch
 from interop.measurements.capacities import CAPACITY, with_capacity
 from interop.measurements.columns import degree_order
+from interop.measurements.counts import count_devices
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
 from interop.measurements.pairs import NOTHING
 from interop.measurements.precisions import precision_named
 from interop.measurements.spellings import level_named, switch_named
 
-__all__ = ["NO_FSDP", "USUAL_NODE", "degrees_in", "ordered_degrees", "plain_row"]
+__all__ = ["NO_FSDP", "degrees_in", "ordered_degrees", "plain_row"]
 
 _WORDS = {
     "tp": r"tp|mp|tensor|model|t(?= ?=)", "pp": r"pp|pipeline|p(?= ?=)", "dp": r"dp|data|fsdp|d(?= ?=)",
@@ -24,19 +25,6 @@ _WORDS = {
     "accumulation": r"gas?|grad\w*[- ]?acc\w*",
 }  # fmt: skip
 """Column -> words of it in a layout."""
-
-USUAL_NODE = 8
-"""Devices of a node if the number is not stated."""
-
-_DEVICES = re.compile(
-    r"(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[卡张])?(?: ?[x\u00d7*] ?| *\(| +)"
-    r"(?:nvidia )?(?=([dh]gx[ -])?[a-z]|910)",
-    re.I,
-)
-"""Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""
-
-_BEHIND = re.compile(r"\w.*?\)? *[x\u00d7*] *(\d+)(?: *(?:gpus?|npus?|devices|cards))?$", re.I)
-"""Devices behind their name: "H200 x 8"."""
 
 _OFF = ("tp", "pp", "cp", "ep")
 """Degrees that tables write as 0 or as a dash where they are not used."""
@@ -94,7 +82,7 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["tokens"] = f"{count * (1e9 if scale.group(1) == 'b' else 1e12):g}"  # "Tokens (B)"
     if switch_named(made.pop("offload", "")):
         made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
-    _counts_of_devices(made)
+    count_devices(made)
     made = _sequence_degree(made)
     made = with_hybrid(made, product_of(made, ("tp", "pp", "cp")))
     if not made.get("gpu_count") and made.get("dp"):
@@ -103,43 +91,6 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
     with_batch(made, headers)
     return with_capacity(made, headers.get(CAPACITY, ""))
-
-
-def _counts_of_devices(made: dict[str, str]) -> None:
-    """Read the number of devices from the cells of devices and nodes.
-
-    Raises:
-        BadCell: nodes or devices per node that are no number.
-    """
-    if own := re.search(r"\b(\d+) nodes?\b", made.get("gpu_type", ""), re.I):
-        fill(made, {"nodes": own.group(1)})
-    if both := re.match(r"\d+ nodes?,? *(?:[x\u00d7*]|of|with) *(\d+)", made.get("gpu_type", ""), re.I):
-        fill(made, {"per_node": both.group(1)})
-    elif found := _DEVICES.match(made.get("gpu_type", "")):
-        count = int(found.group(1)) * int(found.group(2) or (USUAL_NODE if found.group(3) else 1))
-        spread = number(made.get("nodes", ""))
-        in_all = found.group(3) or not spread or (count > USUAL_NODE and count % spread == 0)
-        fill(made, {"gpu_count" if in_all else "per_node": str(count)})  # "16x A100 (2 nodes)"
-    if behind := _BEHIND.search(made.get("gpu_type", "")):  # "A100 (80GB) x 8"
-        fill(made, {"gpu_count": behind.group(1)})
-    counted = re.fullmatch(
-        r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", made.get("gpu_count", "").lower()
-    )
-    if counted:  # "8x8", "64 x A100" or "64 A100"
-        made["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
-        if not counted.group(2):
-            fill(made, {"gpu_type": counted.group(3)})
-    nodes, each = made.pop("nodes", ""), made.pop("per_node", "")
-    if named := re.match(r"(\d+) *[x\u00d7*]? *((?:nvidia )?[a-z]{1,5}\d+.*)", each, re.I):  # "4 x V100"
-        each = named.group(1)
-        fill(made, {"gpu_type": named.group(2)})
-    if grid := re.fullmatch(r"(\d+) ?[x\u00d7*] ?(\d+)", nodes):  # "2x8"
-        nodes, each = grid.group(1), each or grid.group(2)
-    if each:
-        made["notes"] = f"{made.get('notes', '')}; {count_of('per_node', each)} GPUs per node".strip("; ")
-    if nodes and not made.get("gpu_count"):
-        per = count_of("per_node", each) if each else USUAL_NODE
-        made["gpu_count"] = str(count_of("nodes", nodes) * per)
 
 
 def _sequence_degree(row: dict[str, str]) -> dict[str, str]:
@@ -180,22 +131,40 @@ def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
     return {"dp": f"{ways:g}"}
 
 
-_DEGREES = re.compile(r"(?<![a-z])(tp|pp|dp|cp|ep|etp|vpp?|fsdp|[tpd](?==))[ =:]*(\d+)(?![\d.])", re.I)
+_DEGREES = re.compile(
+    r"(?<![a-z])(tp|pp|dp|cp|ep|etp|vpp?|fsdp|[tpd](?==))(?:[ _]?(?:size|degree))?"
+    r"(?:[ =:_]*(\d+)(?![\d.])| ?\((\d+)\))",
+    re.I,
+)
+"""A degree with its name: "TP 8", "tp_size=8", "TP (8)"."""
+
+_VERSIONS = re.compile(r"\bfsdp-?[12]\b(?! *[=:])", re.I)
+"""FSDP1 and FSDP2, whose digits are no degrees."""
+
+_LETTERS = re.compile(r"(?:[tpdcev]\d+[-_ ,x\u00d7]*){2,}", re.I)
+"""Degrees named by their letters alone: "T2P2D8"."""
+
+_WAYS = re.compile(r"\b(\d+)[- ]way (tp|pp|dp|cp|ep|mp|tensor|model|pipeline|data|context|expert)\b", re.I)
 
 
-_WAYS = re.compile(r"\b(\d+)-way (tp|pp|dp|cp|ep)\b", re.I)
+_DEGREE_OF = {
+    "fsdp": "dp", "vp": "vpp", "t": "tp", "p": "pp", "d": "dp", "mp": "tp", "tensor": "tp", "model": "tp",
+    "pipeline": "pp", "data": "dp", "context": "cp", "expert": "ep",
+}  # fmt: skip
+"""Names of degrees in words -> their columns."""
 
 
 def degrees_in(words: str) -> dict[str, str]:
     """The degrees in words such as "TP4 PP2"; none if two of them differ.
 
-    >>> degrees_in("FSDP 32, TP 8"), degrees_in("FSDP2, TP4 PP2"), degrees_in("TP 2 beside TP 4")
-    ({'dp': '32', 'tp': '8'}, {'tp': '4', 'pp': '2'}, {})
+    >>> degrees_in("FSDP 32, TP 8"), degrees_in("FSDP2 (64) x TP4 PP2"), degrees_in("TP 2 beside TP 4")
+    ({'dp': '32', 'tp': '8'}, {'dp': '64', 'tp': '4', 'pp': '2'}, {})
     """
-    plain = re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "", words, flags=re.I)  # versions
+    plain = _VERSIONS.sub("fsdp", words)
+    named = [(name, count or other) for name, count, other in _DEGREES.findall(plain)]
     found = [
-        ({"fsdp": "dp", "vp": "vpp", "t": "tp", "p": "pp", "d": "dp"}.get(name.lower(), name.lower()), count)
-        for name, count in (*_DEGREES.findall(plain), *(found[::-1] for found in _WAYS.findall(plain)))
+        (_DEGREE_OF.get(name.lower(), name.lower()), count)
+        for name, count in (*named, *(found[::-1] for found in _WAYS.findall(plain)))
     ]
     return dict(found) if len({name for name, _ in found}) == len(found) else {}
 
@@ -207,6 +176,8 @@ def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
         if (remark := re.fullmatch(r"(\d+) *\(([A-Za-z][^()\d]*)\)", made.get(name, ""))) is not None:  # "1 (FSDP)"
             made[name] = remark[1]
             fill(made, {"zero_level": remark[2]} if level_named(remark[2])[0] is not None else {})
+    for name in (*_OFF, "dp", "vpp"):
+        made |= _without_its_name(name, made.get(name, ""))
     name = made.get("model", "")
     if _DEGREES.search(name):
         fill(made, degrees_in(name))
@@ -214,22 +185,44 @@ def _with_degrees_of_model(row: Mapping[str, str]) -> dict[str, str]:
     return made
 
 
+_OWN_NAME = re.compile(r"[a-z][a-z .=:_-]*?(\d+)(?:-?way)?|(\d+)[ -]?way [a-z -]+", re.I)
+_KINDS_OF_SEQUENCES = re.compile(r"(\d+) ?[x\u00d7*] ?(\d+) *\([a-z ,+x\u00d7/-]+\)", re.I)
+
+
+def _without_its_name(name: str, cell: str) -> dict[str, str]:
+    """The cell of a degree without words around its number: "Ulysses 8", "TP=4", "8-way tensor"; of Ulysses and ring
+    attention together their product."""
+    if own := _OWN_NAME.fullmatch(cell):
+        return {name: own[1] or own[2]}
+    if name == "cp" and (both := _KINDS_OF_SEQUENCES.fullmatch(cell)):
+        return {name: str(int(both[1]) * int(both[2]))}
+    return {}
+
+
 def ordered_degrees(text: str, header: str) -> dict[str, str]:
     """Degrees and batches of a cell in the order that its header names; none if the header or the cell has others.
+
+    A dash stands for a degree that is not used. Degrees with names may follow.
 
     Raises:
         BadCell: another number of values than of names.
 
     >>> ordered_degrees("8x4", "TP x PP"), ordered_degrees("TP 8", "Parallelism")
     ({'tp': '8', 'pp': '4'}, {})
+    >>> ordered_degrees("1/4/-", "TP/PP/VP"), ordered_degrees("2/4 (EP8)", "TP/PP")
+    ({'tp': '1', 'pp': '4'}, {'tp': '2', 'pp': '4', 'ep': '8'})
     """
     order = degree_order(header)
-    numbers = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
-    if not order or re.search(r"[a-wyz]", text.lower()):
+    named = degrees_in(text) if order else {}
+    bare = (_DEGREES.sub("", text) if named else text).lower().replace("n/a", "-").strip(" ,;()[]")
+    if not order or not bare or re.search(r"[a-wyz]", bare):
         return {}
-    if len(order) != len(numbers):
+    parts = [part.strip() for part in re.split(r"[/,;x\u00d7|]", bare)]
+    if len(parts) != len(order) or any(re.fullmatch(r"\d+|[-\u2013\u2014]", part) is None for part in parts):
+        parts = re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}\b)", "", bare))
+    if len(order) != len(parts):
         raise BadCell("layout", text, f"layout is {text!r}, not {len(order)} numbers as {header!r} says")
-    return dict(zip(order, numbers, strict=True))
+    return {name: part for name, part in zip(order, parts, strict=True) if part.isdigit()} | named
 
 
 def _layout(text: str, header: str) -> dict[str, str]:
@@ -238,7 +231,9 @@ def _layout(text: str, header: str) -> dict[str, str]:
         text, header = named.group(2), f"({named.group(1)})"
     if ordered := ordered_degrees(text, header):
         return ordered
-    found, low = {}, re.sub(r"\bfsdp-?[12]\b(?! *[=:])", "fsdp", text.lower())  # versions, not degrees
+    if _LETTERS.fullmatch(text.strip()):
+        return {{"v": "vpp"}.get(name, f"{name}p"): count for name, count in re.findall(r"([a-z])(\d+)", text.lower())}
+    found, low = {}, _VERSIONS.sub("fsdp", text.lower()).replace("_", " ")
     for column, words in _WORDS.items():
         after = re.search(rf"(?<![a-z])(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)
         before = re.search(rf"(?<![\w-])(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
@@ -257,7 +252,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
         found.pop("dp")
     if not found and re.search("[a-z]", low) and level_named(text)[0] is not None:
         found["zero_level"] = text
-    if not found and not re.search(r"\d", text):
+    if not found and not re.search(r"\d(?!d\b)", low):  # "2D + async TP", "3D"
         found["words"] = text
     if not found:
         raise BadCell("layout", text, f"layout is {text!r}; degrees are written as in 'TP 8, PP 4, DP 2'")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from costmodels.machine.catalogue import load_device
+
 __all__ = [
-    "Network", "UnknownDevice", "capacities_of", "device_named", "devices_meant", "is_device", "linked_within_node",
-    "network_of",
+    "CARDS", "Network", "UnknownDevice", "capacities_of", "device_named", "devices_meant", "devices_of_instance",
+    "is_device", "linked_within_node", "network_of",
 ]  # fmt: skip
 
 
@@ -25,15 +27,59 @@ _INSTANCES = (
     (r"selene", "a100 80gb"), (r"grace hopper", "gh200"), (r"eos", "h100 80gb"),
     (r"perlmutter|polaris|juwels( booster)?", "a100 40gb"), (r"summit|sierra", "v100 16gb"),
     (r"alps|isambard( ai)?|jupiter|venado", "gh200"), (r"ampere( 80 ?gb?)?", "a100 80gb"), (r"hopper", "h100 80gb"),
+    (r"g4dn", "t4"), (r"g5", "a10g"), (r"g6e", "l40s"), (r"g6|g2 standard", "l4"),
+    (r"nc\w* ?a100 v4", "a100 pcie 80gb"),
+    (r"hl ?225\w*", "gaudi 2"), (r"hl ?325\w*", "gaudi 3"), (r"leonardo", "a100 64gb"),
+    (r"frontier|lumi( g)?|setonix|crusher|adastra|dardel", "mi250x"),
 )  # fmt: skip
 """Instances of EC2, Google Cloud, Azure and Oracle, and whole systems, by the devices they have (vendors' pages)."""
 
-_AS_OTHERS = (
-    (r"mi325x?", "mi300x", "MI325X as the MI300X, whose products are as fast; its memory is smaller and slower"),
+_DEVICES_OF_INSTANCES = (
+    (r"dgx[ -]?2\b", 16),
+    (r"dgx station", 4),
+    (r"[dh]gx", 8),
+    (r"nd96\w*|nd\w* \w+ v5", 8),
+    (r"p3\.2x|p5\.4x", 1),
+    (r"p3\.8x", 4),
+    (r"p[3-6][a-z]*", 8),
+    (r"g[56]e?\.48x", 8),
+    (r"g[56]e?\.(?:12|24)x", 4),
+    (r"g[56]e?\.\d+x", 1),
 )
-"""Devices that the catalogue lacks -> one with the same compute units, and the assumption (data sheets)."""
+"""Patterns of instances and systems -> the devices of one, where its name does not end with their number."""
+
+_SHEETS: tuple[tuple[str, str, int], ...] = (
+    (r"rtx ?pro ?6000", "rtx-pro-6000", 96), (r"(?:rtx ?)?6000 ?ada|ada ?6000", "rtx-6000-ada", 48),
+    (r"(?:rtx ?)?a6000(?! ?ada)", "rtx-a6000", 48), (r"(?:(?:rtx|geforce) ?)*5090", "rtx-5090", 32),
+    (r"(?:(?:rtx|geforce) ?)*4090", "rtx-4090", 24), (r"(?:(?:rtx|geforce) ?)*3090", "rtx-3090", 24),
+    (r"(?:(?:rtx|geforce) ?)*2080 ?ti", "rtx-2080-ti", 11), (r"(?:rtx ?)?a5000", "rtx-a5000", 24),
+    (r"l20(?!\d)", "l20", 48),
+    (r"titan ?rtx|rtx ?titan", "titan-rtx", 24), (r"a40(?!\d)", "a40", 48), (r"a30(?!\d)", "a30", 24),
+    (r"a10g", "a10g", 24), (r"a10(?!\d)", "a10", 24), (r"l40s", "l40s", 48), (r"l40(?!\d)", "l40", 48),
+    (r"l4(?!\d)", "l4", 24), (r"t4(?!\d)", "t4", 16), (r"mi250x", "mi250x", 64), (r"mi2[15]0", "mi250", 64),
+    (r"mi325x?", "mi325x", 256), (r"mi35[05]x?", "mi355x", 288), (r"gaudi ?2", "gaudi-2", 96),
+    (r"gaudi ?3", "gaudi-3", 128),
+)  # fmt: skip
+"""Patterns of devices of one memory, their names in the catalogue and their capacities in GB."""
+
+CARDS = "|".join(
+    [pattern.replace(" ?", "[- ]?").replace(")*", ")+") for pattern, _, _ in _SHEETS]
+    + [rf"(?<=\d{times})[345]090" for times in ("x", "x ", "\u00d7", "\u00d7 ")]
+)
+"""A pattern of these devices as they are written in sentences, where "3090" alone may be another number."""
+
+_AS_OTHERS = (
+    (r"mi250x(?!.*gcd)", "a GPU is one of the two dies (GCD) of an MI250X"),
+    (r"mi250(?!x)(?!.*gcd)", "a GPU is one of the two dies (GCD) of an MI250"),
+    (r"mi210", "MI210 as a die of an MI250, which it is"),
+    (r"mi350", "MI350X as the MI355X, whose clock is 9 % higher (data sheets)"),
+    (r"3090 ?ti|4090 ?d\b", "as the card of the same name without a suffix, whose cores differ by a tenth"),
+)
+"""Words of devices that the catalogue has under another name -> the assumption."""
 
 _CARDS = {
+    "v100": {"16": "v100-pcie-16gb", "32": "v100-pcie-32gb"},
+    "h200": {"141": "h200-nvl"},
     "a100": {"40": "a100-pcie-40gb", "80": "a100-pcie-80gb"},
     "a800": {"80": "a100-pcie-80gb", "40": "a100-pcie-40gb"},
     "h100": {"80": "h100-pcie", "94": "h100-nvl"},
@@ -60,8 +106,8 @@ _ASCEND_MEMORIES = {"ascend-910b4": 32, "ascend-910c": 128}
 """Capacities in GB of Ascend devices, where they are not 64."""
 
 _KNOWN = (
-    "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, "
-    "H100 NVL, MI300X and Ascend 910B1 to 910B4 and 910C"
+    "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, H100 "
+    "NVL, RTX and data-center cards from T4 to RTX PRO 6000, MI250 to MI355X, Gaudi 2 and 3, Ascend 910B1 to 910C"
 )
 
 _USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96", "gb200": "186",
@@ -78,13 +124,15 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     ('a100-40gb', 'h100-sxm', 'a100-80gb')
     """
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    if len(set(re.findall(rf"\d ?x? ?({_KIND.pattern})", plain))) > 1 and re.search(r"[+&]| and ", text):
+        raise UnknownDevice(f"device {text!r}: a job on several kinds of devices")
     for instance, device in _INSTANCES:
-        if re.match(rf"(?:ml |standard )?(?:{instance})(?![a-z0-9])", plain):
+        if re.match(rf"(?:\d+ ?x? (?:nodes? (?:of |with )?)?)?(?:ml |standard )?(?:{instance})(?![a-z0-9])", plain):
             plain = device
             break
-    for words, device, remark in _AS_OTHERS:
-        if re.search(rf"(?<![a-z0-9]){words}", plain):
-            return device, (remark,)
+    for words, device, _ in _SHEETS:
+        if re.search(rf"(?:(?<![a-z0-9])|(?<=\dx))(?:{words})(?:s\b|(?![a-z0-9])|(?<=\d)(?= ?(?:ti|d)\b))", plain):
+            return device, tuple(remark for other, remark in _AS_OTHERS if re.search(other, text.lower()))
     if re.search(r"h100.*\bnvl\b(?! ?\d+\b(?! ?g))", plain):
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
@@ -102,6 +150,18 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
 _KIND = re.compile(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b[23]00|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?(?!a)")
 
 
+def devices_of_instance(text: str) -> int:
+    """The devices of one instance or system of a name; 0 if it names none.
+
+    >>> devices_of_instance("p4d.24xlarge"), devices_of_instance("a2-ultragpu-4g"), devices_of_instance("8x H100")
+    (8, 4, 0)
+    """
+    low = text.lower()
+    if ending := re.search(r"gpu-(\d+)g\b|\bbm\.gpu\S*\.(\d+)\b", low):
+        return int(ending.group(1) or ending.group(2))
+    return next((each for words, each in _DEVICES_OF_INSTANCES if re.search(rf"(?<![a-z0-9])(?:{words})", low)), 0)
+
+
 def _of_kind(kind: str, plain: str, behind: str, text: str) -> tuple[str, tuple[str, ...]]:
     """The catalogued device of a kind, by its form and memory.
 
@@ -113,7 +173,9 @@ def _of_kind(kind: str, plain: str, behind: str, text: str) -> tuple[str, tuple[
     known = _MEMORIES[kind]
     if re.search(r"(?<![a-z0-9])(pci ?e?|nvl(?! ?\d))(?![a-z0-9])", plain):
         if kind not in _CARDS:
-            raise UnknownDevice(f"device {text!r} is not in the catalogue; its PCIe cards are A100 and H100")
+            raise UnknownDevice(
+                f"device {text!r} is not in the catalogue; its PCIe cards are V100, A100, H100 and H200"
+            )
         known = _CARDS[kind]
     memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", behind)
     if kind == "h100" and memory is not None and memory.group(1) == "94" and "sxm" not in plain:
@@ -161,14 +223,16 @@ def capacities_of(text: str) -> frozenset[int]:
     name, assumed = device_named(text)
     if name.startswith("ascend"):
         return frozenset({_ASCEND_MEMORIES.get(name, 64)})
+    if own := {capacity for _, device, capacity in _SHEETS if device == name}:
+        return frozenset(own)
     kind = name.partition("-")[0]
     sizes = (*_MEMORIES.get(kind, {}).items(), *_CARDS.get(kind, {}).items())
     return frozenset(int(size) for size, own in sizes if own == name or assumed)
 
 
 _LIKE_DEVICES = re.compile(
-    r"dgx|hgx|[ahvbp]\d00|\bh20\b|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b[345]090\b"
-    r"|\b[al]\d0s?\b|\ba6000",
+    r"dgx|hgx|[ahvbp]\d00|\bh20\b|910|mi\d{3}|\b(?:rtx|gtx|geforce|quadro|tpu|gaudi|trainium)|\b(?:2080|[345]090)\b"
+    rf"|\b(?:\d+ ?x ?)?(?:{CARDS})\b",
     re.I,
 )
 """Words of devices, those that the catalogue lacks among them."""
@@ -201,7 +265,13 @@ class Network:
 _BOARDS = r"nv-?link|nvswitch|\bnv\d+\b|sxm|hgx|dgx|c2c|hccs"
 
 
-_AS_CARDS = {"a100-40gb": "a100-pcie-40gb", "a100-80gb": "a100-pcie-80gb", "h100-sxm": "h100-pcie"}
+_AS_CARDS = {
+    "v100-16gb": "v100-pcie-16gb",
+    "v100-32gb": "v100-pcie-32gb",
+    "a100-40gb": "a100-pcie-40gb",
+    "a100-80gb": "a100-pcie-80gb",
+    "h100-sxm": "h100-pcie",
+}
 
 
 def linked_within_node(name: str, device: str, interconnect: str, notes: str) -> str:
@@ -217,7 +287,7 @@ def linked_within_node(name: str, device: str, interconnect: str, notes: str) ->
     >>> linked_within_node("a100-80gb", "A100-80GB", "PCIe Gen4", "")
     'a100-pcie-80gb'
     """
-    if "pcie" in name or name.endswith("-nvl"):
+    if "pcie" in name or name.endswith("-nvl") or "PCIe" in load_device(name).node[0].name:
         return name
     without = re.search(r"\b(no|without|lacks?) (nv-?link|nvswitch|hccs)", f"{interconnect}; {notes}", re.I)
     pcie = re.search(r"\bpci-?e?(?![a-z])", interconnect, re.I)

@@ -11,7 +11,7 @@ from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
 from interop.measurements.headers import Figure, figure_named, has_units_in_cells, without_devices
-from interop.measurements.pairs import FAILED, NO_MEMORY, NOTHING
+from interop.measurements.pairs import failure_of, is_nothing, is_out_of_memory
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
 
@@ -41,6 +41,8 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
             continue
         stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
         found.append(replace(column, stated=stated))
+    if not all(_REFERENCE.search(each.header) for each in found):
+        found = [each for each in found if not _REFERENCE.search(each.header)]
     header, figure = _figure_of_titles(grid.titles)
     by_condition = [
         FigureColumn(place=place, header=header or name, figure=figure, stated=stated)
@@ -83,7 +85,10 @@ def _on_one_device(figures: Sequence[FigureColumn]) -> list[FigureColumn]:
     ]
 
 
-_OTHERS = re.compile(r"\u53c2\u8003|\bref(?:erence)?\b|\bbaseline\b", re.I)
+_REFERENCE = re.compile(r"\u53c2\u8003|\bref(?:erence)?\b", re.I)
+"""Headers of figures of other devices, which their tables do not state."""
+
+_OTHERS = re.compile(rf"{_REFERENCE.pattern}|\bbaseline\b", re.I)
 """Headers of figures of other devices or software, to compare with."""
 
 
@@ -156,14 +161,15 @@ def _conditioned(cell: str, stated: Mapping[str, str]) -> tuple[str, dict[str, s
 def rows_of_figures(
     made: Mapping[str, str], row: Sequence[str], figures: Sequence[FigureColumn]
 ) -> Iterator[dict[str, str]]:
-    """A row for each figure of a row of the table."""
+    """A row for each figure of a row of the table and each run out of memory, or one that says that it has none."""
     cells = [row[figure.place] for figure in figures]
-    if failed := _failure(cells):
-        reason = f"nothing was measured: {failed!r}"
-        memory = {OUT_OF_MEMORY: failed} if failed.lower() in NO_MEMORY else {}
-        yield {**made, BAD_COLUMN: "value", BAD_VALUE: failed, BAD_REASON: reason, **memory}
+    conditional = [figure for figure in figures if figure.stated and is_out_of_memory(row[figure.place])]  # "mbs 4"
+    for figure in conditional:
+        yield _without_figure({**made, **figure.stated}, figure.header, row[figure.place])
+    if all(map(is_nothing, cells)) and not conditional:
+        yield _without_figure(made, "value", _failure([*cells, made.get("notes", "")]))
     for figure in figures:
-        if row[figure.place].lower() not in NOTHING:
+        if not is_nothing(row[figure.place]):
             meaning = figure.figure or figure_named(made.get("unit", ""))
             cell, stated = _conditioned(row[figure.place], figure.stated)
             if stated.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
@@ -173,8 +179,13 @@ def rows_of_figures(
             yield own | {FIGURE: repr((figure.place, cells))}
 
 
+def _without_figure(made: Mapping[str, str], column: str, failed: str) -> dict[str, str]:
+    """A row in which nothing was measured, with the words that say why, if any."""
+    reason = f"nothing was measured: {failed!r}" if failed else "it has no figure"
+    memory = {OUT_OF_MEMORY: failed} if is_out_of_memory(failed) else {}
+    return {**made, BAD_COLUMN: column, BAD_VALUE: failed, BAD_REASON: reason, **memory}
+
+
 def _failure(cells: Sequence[str]) -> str:
-    """The cell that explains why a row has no figure; "" if it has one or nothing explains it."""
-    if any(cell.lower() not in NOTHING for cell in cells):
-        return ""
-    return next((cell for cell in cells if cell.lower() in FAILED), "")
+    """The cell that explains why a row has no figure; "" if nothing explains it."""
+    return next(filter(None, map(failure_of, cells)), "")

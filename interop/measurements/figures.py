@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from costmodels.machine.catalogue import load_device
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
-from interop.measurements.composed import USUAL_NODE
+from interop.measurements.counts import USUAL_NODE
 from interop.measurements.devices import UnknownDevice, device_named
 from interop.measurements.headers import Figure, figure_named, is_memory
 from interop.measurements.numbers import number
@@ -55,7 +55,8 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     row, cell = _without_bound(row, header, cell, figure)
     if figure is None and is_memory(header):
         row, figure = _memory_figure(row, header, cell)
-    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-|\([-+\u2212]?\d[\d.]* ?%\)).*$", "", cell)  # its spread, or its share
+    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-) *[\d.,]+[kKM]?", "", cell)  # its spread
+    cell = re.sub(r"(?<=\S) *\([-+\u2212]?\d[\d.]* ?%\).*$", "", cell)  # its share
     if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
         figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
     try:
@@ -66,8 +67,14 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     if figure is not None and text == cell and _is_in_ms(figure, header, value or 0.0):
         row = {**row, READ_AS: f"{header} {cell!r}: unit not stated, ms"}
         figure = dataclasses.replace(figure, factor=1e-3)
-    if figure is None or value is None:  # the row says that it is not a number
-        return {**row, "metric": header if figure is None else figure.metric, "value": cell}
+    if figure is None or value is None:
+        bad = {BAD_COLUMN: header, BAD_VALUE: cell, BAD_REASON: f"{header} is {cell!r}, not a number with a known unit"}
+        return {
+            **(bad if figure is None else {}),
+            **row,
+            "metric": header if figure is None else figure.metric,
+            "value": cell,
+        }
     if figure.of_memory and not (capacity := _memory_GiB(row.get("gpu_type", ""))):
         bad = {BAD_COLUMN: "gpu_type", BAD_VALUE: row.get("gpu_type", ""), BAD_REASON: f"{header} of which device?"}
         return {**bad, **row, "metric": figure.metric, "value": cell}
@@ -150,7 +157,10 @@ def _number_and_unit(header: str, cell: str, figure: Figure | None) -> tuple[str
     """
     if figure is not None and number(cell) is not None:
         return cell, figure
-    found = re.match(r"[~\u2248\u223c ]*(?:ca\. ?|about )?([\d.,\s]+(?:[kKM](?!i?B))?)[ ]*([A-Za-z%].*)$", cell)
+    found = re.match(
+        r"[~\u2248\u223c ]*(?:ca\. ?|about )?([\d.,\s]+(?:e[+-]?\d+|[kKM](?!i?B)|[BT](?= ?tok))?)[ ]*([A-Za-z%].*)$",
+        cell,
+    )
     if found is None:
         return cell, figure
     unit = figure_of_unit(found.group(2), header)

@@ -130,10 +130,12 @@ def _spread(row: Sequence[str], below: Sequence[str]) -> list[str]:
 
     >>> _spread(["", "FSDP", "", "DDP", ""], ["Model", "MFU", "GB", "MFU", "GB"])
     ['', 'FSDP', 'FSDP', 'DDP', 'DDP']
+    >>> _spread(["Parallelism", "", "Batch"], ["T", "P", ""])
+    ['Parallelism', 'Parallelism', 'Batch']
     """
     filled = [cell for cell in row if cell.strip()]
     repeats = len({cell.strip() for cell in below if cell.strip()}) < sum(bool(cell.strip()) for cell in below)
-    if len(filled) < 2 or not repeats or any(number(cell) is not None for cell in filled):
+    if len(filled) < 2 or not (repeats or _completes(row, below)) or any(number(cell) is not None for cell in filled):
         return []
     found: list[str] = []
     for cell in row:
@@ -141,13 +143,20 @@ def _spread(row: Sequence[str], below: Sequence[str]) -> list[str]:
     return found
 
 
+def _completes(row: Sequence[str], below: Sequence[str]) -> bool:
+    """Whether a line above a header names columns that the header leaves blank."""
+    pairs = itertools.zip_longest(row, below, fillvalue="")
+    return sum(map(bool, row)) > 1 and any(cell.strip() and not under.strip() for cell, under in pairs)
+
+
 def _header_lines(rows: Sequence[Sequence[str]], place: int, knows: Callable[[str], bool]) -> tuple[int, int]:
     """The range of lines of a header: merged cells above, units and parts of merged cells below."""
     start, stop = place, place + 1
     while stop < len(rows) and _continues(rows[stop], rows[stop - 1], knows):
         stop += 1
-    while start and len(rows[start - 1]) > 1 and any(
-        cell and cell == other for cell, other in itertools.pairwise(rows[start - 1])
+    while start and len(rows[start - 1]) > 1 and (
+        any(cell and cell == other for cell, other in itertools.pairwise(rows[start - 1]))
+        or (start == place and _completes(rows[start - 1], rows[place]))
     ) and not any(number(cell) is not None for cell in rows[start - 1]):  # fmt: skip
         start -= 1
     return (start, stop) if rows else (0, 0)
@@ -247,8 +256,8 @@ def _of_bullets(lines: Sequence[str]) -> Grid | None:
 
 
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
-    """Cells separated by commas, semicolons, tabs or two spaces, whichever gives the most known headers."""
-    ways: list[Callable[[list[str]], Iterable[list[str]]]] = [partial(csv.reader, delimiter=each) for each in ",;\t"]
+    """Cells separated by commas, semicolons, tabs, bars or two spaces, whichever gives the most known headers."""
+    ways: list[Callable[[list[str]], Iterable[list[str]]]] = [partial(csv.reader, delimiter=each) for each in ",;\t|"]
     ways.append(lambda rows: _columns([_spaced(line) for line in rows], knows))
 
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
@@ -259,15 +268,15 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     stop = len(lines)
     while stop and _is_caption(lines[stop - 1]):
         stop -= 1
-    below = [line.strip(',;"\t ') for line in lines[stop:] if line.strip(",;\t ")] if stop else []
+    below = [line.strip(',;|"\t ') for line in lines[stop:] if line.strip(",;|\t ")] if stop else []
     return _grid(max(ways, key=num_known)(lines[:stop] if below else lines), knows, below)
 
 
 def _is_caption(line: str) -> bool:
     """Whether a line below a table has one cell only."""
-    bare = line.strip(",;\t ")
+    bare = line.strip(",;|\t ")
     is_quoted = re.fullmatch(r'"[^"]*"', bare) is not None
-    return is_quoted or (len(_spaced(bare)) == 1 and not re.search(r"[,;]\S|\t", bare))
+    return is_quoted or (len(_spaced(bare)) == 1 and not re.search(r"[,;|]\S|\t", bare))
 
 
 _COMMAS = re.compile(r"(?:^|[;\t])[~\s]*(?:\d{1,3}(?:\.\d{3})+,\d+|\d+,(?:\d{1,2}|\d{4,}))\s*%?\s*(?:[;\t]|$)", re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -64,7 +65,7 @@ _RATES = (
     (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
 )
 _FLOPS = re.compile(
-    rf"(?P<what>model|hardware|achieved|effective)?(?P<unit>[gtp])flop/?s?(?:/s)?(?P<each>{_DEVICE})?(?:/s)?"
+    rf"(?P<what>model|hardware|achieved|effective)?(?P<unit>[gtp])?flop(?(unit)/?s?(?:/s)?|s?/s)(?P<each>{_DEVICE})?(?:/s)?"
 )
 _OF_EACH = re.compile(rf"(?:throughput|performance|perf|speed)(?P<each>{_DEVICE})(?P<rate>.+)")
 _TIMES = {"min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "hr": 3600.0, "day": 86_400.0, "week": 604_800.0}
@@ -88,11 +89,11 @@ _TRAINING = re.compile(
 _MEMORY = re.compile(
     r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*"
     r"(?:mem(?:ory)?|vram|alloc(?:ated)?|reserved|(?<=hbm)|(?<=peak))"
-    r"(?:usage|used|peak|max)?(?:alloc(?:ated)?|reserved|footprint)?(?:/gpu|/device|/npu)?"
-    r"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:/gpu|/device|/npu)?"
+    rf"(?:usage|used|peak|max)?(?:alloc(?:ated)?|reserved|footprint)?(?:{_DEVICE})?"
+    rf"(?P<unit>gib|gb|mib|mb|%|percent|pct)(?:{_DEVICE})?"
 )
 _SHARE = re.compile(
-    r"(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware|hw)?flop/?s?(?:/s)?(?:util(?:i[sz]ation)?|efficiency))(?:[mh]fu)?(?:percent|%)?"
+    r"%?(?:bf16|fp16)?(?:[mh]fu|(?:model|hardware|hw)?flop/?s?(?:/s)?(?:util(?:i[sz]ation)?|efficiency))(?:[mh]fu)?(?:percent|pct|%)?"
     r"(?:bf16|fp16|fp8)?|(?:(?:percent(?:age)?|share|%)(?:of)?|of)(?:theoretical|device)?peak(?:flop/?s?(?:/s)?)?"
 )
 _ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
@@ -130,7 +131,7 @@ def figure_named(words: str) -> Figure | None:
     if _SHARE.fullmatch(plain):
         return Figure(metric="mfu_percent", hardware="hfu" in plain or plain.startswith(("hardware", "hw")))
     if found := _FLOPS.fullmatch(plain):
-        giga = {"g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
+        giga = {None: 1e-12, "g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
         whole = found["each"] is None and (of_all or found["unit"] == "p")
         return Figure(metric="tflops_per_gpu", factor=giga, of_all=whole, hardware=found["what"] == "hardware")
     if re.fullmatch(rf"{_STEP}/s", plain):
@@ -163,9 +164,26 @@ def _in_brackets(low: str) -> Figure | None:
     return outer if is_other else inner or outer
 
 
-_SPELLINGS = (
-    (r"^(?:perf|train|metrics?)/(?=[a-z]+[_/]|mfu)", ""),  # "perf/mfu"
-    (r"单卡(.*?)([(\uff08].*?)?([)\uff09])?$", r"\1\2/card\3"),  # "of one card"
+def _of_composer(found: re.Match[str]) -> str:
+    """Composer's names of rates (composer/callbacks/speed_monitor.py): "throughput/device/tokens_per_sec"."""
+    return f"{found[2]}{'/s' if found[3] else ''}{'/device' if found[1] and found[3] else ''}"
+
+
+def _of_one_card(found: re.Match[str]) -> str:
+    """A header that begins with "of one card", which its unit may say again: "单卡吞吐(tokens/s/p)"."""
+    what, unit, end = (part or "" for part in found.groups())
+    each = "" if re.search(rf"{_DEVICE}(?![a-z])|/卡", what + unit) else "/card"
+    return f"{what}{unit}{each}{end}"
+
+
+_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^(?:perf|train|metrics?|memory)/(?=[a-z]+[_/]|mfu)", ""),  # "perf/mfu"
+    (r"^throughput/(device/)?(\w+?)(_per_sec)?$", _of_composer),
+    (r"\uff08", "("), (r"\uff09", ")"),
+    (r"[单每](?:张|个)?(?:卡|npu|gpu)(.*?)([(].*?)?([)])?$", _of_one_card),
+    (r"每秒(?:处理)?(?:tokens?|词元)数?", "tokens/s"), (r"每秒(?:处理)?(?:样本|samples?)数?", "samples/s"),
+    (r"毫秒", "ms"), (r"秒", "s"), (r"分钟", "min"), (r"小时", "hours"), (r"天", "days"),
+    (r"训练(?:总)?(?:耗时|时间|时长|用时)(?=.*(?:hours|days))", "training time "),
     (r"(?:单步|每步|单次)?(?:迭代)?(?:耗时|时间|时长|用时)", "step time "),
     (r"(?:模型)?(?:浮点)?算力利用率", "mfu "),
     (r"显存", "memory"), (r"吞吐量?", "throughput"), (r"性能", "performance"), (r"卡", "card"),
@@ -184,6 +202,7 @@ _SPELLINGS = (
     (r"(?<=[a-z0-9])_(gpu|npu|device)$", r"/\1"),
     (rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1"),  # "per-GPU TFLOPs"
     (r"^(throughput|performance|speed|.*tim(?:e|ing)) in (\S+)$", r"\1 (\2)"),
+    (r"^(.*(?:time|memory)[\w ]*?) */ *(m?s|[gm]i?b)$", r"\1 (\2)"),
     (r"^(.+?)(?:[(\[] *|[ ,]+)(total|aggregate|all (?:gpus|devices)) *[)\]]?$", r"total \1"),
 )  # fmt: skip
 """Words of headers in lower case -> the spelling that the patterns of figures expect, in this order."""
@@ -203,7 +222,7 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
         figure = figure_named(f"{low[: found.start()]}/device{low[found.end() :]}")
         return (None if figure is None or not figure.metric.endswith("_gpu") else replace(figure, of_node=True),)
     if found := re.search(
-        r" *(?:\b(?:for|of|on) |[(\[](?=[^,]*$))(\d+(?:\.\d+)?) ?([mbt])(?:illion)? tok\w*[)\]]?", low
+        r" *(?:\b(?:for|of|on) |(?<=train) |[(\[](?=[^,]*$))(\d+(?:\.\d+)?) ?([mbt])(?:illion)? tok\w*[)\]]?", low
     ):
         figure = figure_named(low[: found.start()] + low[found.end() :])
         count = float(found[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[2]]
@@ -219,7 +238,7 @@ def _qualified(low: str) -> tuple[Figure | None] | None:
         return (replace(figure, factor=figure.factor * _SCALES[found[1][0]]) if figure and rate else None,)
     if found := re.fullmatch(r"(?P<behind>.*?)[ (\[]+([hm])fu[)\]]?|([hm])fu[ (\[]+(?P<ahead>.*flop.*?)[)\]]?", low):
         figure = figure_named(found["behind"] or found["ahead"])  # "TFLOPS/GPU (HFU)", "HFU TFLOPs"
-        return (None if figure is None else replace(figure, hardware="h" in (found[2], found[3])),)
+        return None if figure is None else (replace(figure, hardware="h" in (found[2], found[3])),)
     return None
 
 
@@ -231,7 +250,7 @@ def _of_training(found: re.Match[str]) -> Figure:
 
 def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
-    plain = re.sub(r"[^a-z\u4e00-\u9fff]+", "", _plain_words(header))
+    plain = re.sub(r"[^a-z\u4e00-\u9fff]+", "", re.sub(rf"^[gn]pu(?=[ p])|{_DEVICE}$", "", _plain_words(header)))
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
                      "results", "rate", "time") or is_memory(header)  # fmt: skip
 

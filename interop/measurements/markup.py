@@ -22,6 +22,9 @@ _RAISED = dict(zip("12345", "\u00b9\u00b2\u00b3\u2074\u2075", strict=True)) | {
 }
 """Marks of footnotes inside <sup>, and the signs that are read as marks."""
 
+_BELOW = 6
+"""Pieces of text below the last table that are about it."""
+
 _MARKS = {r"\\dagger": "\u2020", r"\\ddagger": "\u2021", r"\\ast": "*", r"\^\{?\*": "*"}
 """Commands of the marks of footnotes, and the marks."""
 
@@ -112,13 +115,15 @@ class _Tables(HTMLParser):
         self._cell: list[str] | None = None
         self._caption: list[str] | None = None
         self._in_mark = False
+        self._note = ""
         self._span = (1, 1)
         self._below: dict[int, tuple[int, str]] = {}
 
     def end(self) -> None:
         """Give the footnotes below the last table to it."""
         if self.tables and self._rows is None:
-            self.tables[-1][0].extend(line for line in self._said if line[:1] in _RAISED.values())
+            notes = (line for line in self._said[_BELOW:] if line[:1] in _RAISED.values() or line.startswith("[^"))
+            self.tables[-1][0].extend([*self._said[:_BELOW], *notes])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
@@ -155,13 +160,18 @@ class _Tables(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._in_mark:  # of a footnote
-            data = _RAISED.get(data.strip(), data.strip() if data.strip() in _RAISED.values() else "")
+            mark = data.strip()
+            data = _RAISED.get(mark) or (f"[^{mark}]" if re.fullmatch("[a-h]", mark) else "")
+            if self._cell is None and self._caption is None:
+                self._note = data
+                return
         if self._cell is not None:
             self._cell.append(data)
         elif self._caption is not None:
             self._caption.append(data)
         elif self._rows is None and data.strip():
-            self._said.append(data.strip())
+            self._said.append(f"{self._note} {data.strip()}".strip())
+            self._note = ""
 
     def _end_cell(self) -> None:
         if self._cell is None or not self._rows:

@@ -20,6 +20,7 @@ from interop.measurements.models import (
     usual_sizes,
 )  # fmt: skip
 from interop.measurements.software import COMPOSER
+from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 
 __all__ = ["ModelCells"]
@@ -60,7 +61,10 @@ class ModelCells(Mixtures):
             TwofoldError: an architecture that is not modelled.
         """
         name = self.model_name()
-        check_decoder(name)
+        try:
+            check_decoder(name)
+        except TwofoldError as error:
+            raise Skip(str(error), "model") from None
         known = catalogued(name)
         layers, hidden, heads = self.sizes(name, known)
         seq = self.seq(name)

@@ -123,6 +123,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 _NOT_DECODERS = (
     r"bert|\b(?:m|by|code|flan[-_ ]?)?t5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv"
     r"|resnet|flux|nemotron[-_ ]?(?:h(?![a-z])|nano)|zamba|samba|qwen[-_ ]?3[-_ ]?next"
+    r"|[-_ \d]vl\b|\bvlm|vision|llava|internvl|multi-?modal|[-_ ]omni\b|audio"
 )
 
 _MIXTURES = (
@@ -194,6 +195,8 @@ def catalogued(name: str) -> TransformerConfig | None:
     (80, 4096, None)
     """
     plain, *others = spellings_of(name)
+    if re.search(_NOT_DECODERS, plain):
+        return None
     for each in (plain, *others):
         try:
             found = named_config(each)

@@ -19,8 +19,8 @@ def number(text: str) -> float | None:
     (11000.0, 3.25, 1234.5, 6950.5, 7100.0, None)
     >>> number("3,2e3"), number("3.2e3")
     (3200.0, 3200.0)
-    >>> number("1'536"), number("~ 42 %"), number("350~"), number("ca. 5")
-    (1536.0, 42.0, 350.0, 5.0)
+    >>> number("1'536"), number("~ 42 %"), number("350~"), number("ca. 5"), number("4.194.304")
+    (1536.0, 42.0, 350.0, 5.0, 4194304.0)
     """
     plain = re.sub(r"[\s_\u00a0]+|(?<=\d)['\u2019](?=\d{3})", "", text).lower()
     plain = re.sub(r"^(?:[~\u2248\u223c]|ca\.|circa|approx\.?|about)|[~*]$", "", plain).removesuffix("%")
@@ -28,7 +28,7 @@ def number(text: str) -> float | None:
     plain = plain.removesuffix(suffix)
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", plain):
         plain = plain.replace(",", "")
-    elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})(e[+-]?\d+)?", plain):
+    elif re.fullmatch(r"[+-]?(?:\d{1,3}(\.\d{3})*,\d+|\d+,\d{1,2})(e[+-]?\d+)?|[+-]?[1-9]\d{0,2}(\.\d{3}){2,}", plain):
         plain = plain.replace(".", "").replace(",", ".")
     try:
         found = float(plain) * _SUFFIXES[suffix]

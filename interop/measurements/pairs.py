@@ -9,16 +9,62 @@ from interop.measurements.devices import is_device
 from interop.measurements.numbers import number
 from interop.measurements.precisions import precision_named
 
-__all__ = ["FAILED", "NOTHING", "NO_MEMORY", "runs_of"]
+__all__ = ["NOTHING", "failure_of", "is_nothing", "is_out_of_memory", "runs_of"]
 
-NO_MEMORY = ("oom", "out of memory", "cuda oom", "cuda out of memory")
-"""Cells of runs that needed more memory than there is."""
+NOTHING = (
+    "",
+    "-",
+    "--",
+    "\u2013",
+    "\u2014",
+    "n/a",
+    "na",
+    "nan",
+    "x",
+    "\u2717",
+    "\u00d7",
+    "/",
+    "none",
+    "tbd",
+    "n.a.",
+    "\\",
+)
+"""Cells of a column of figures in which nothing was measured."""
 
-FAILED = (*NO_MEMORY, "oor", "failed")
+_FAILED = re.compile(
+    r"\W*(?:(?P<memory>(?:(?:cuda|gpu|npu) ?)?(?:oom|out[- ]of[- ]memory)|显存不足)|oor|failed|crash\w*|error)\b",
+    re.I,
+)
 """Cells of runs that did not finish."""
 
-NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "x", "\u2717", *FAILED)
-"""Cells of a column of figures in which nothing was measured."""
+
+def failure_of(cell: str) -> str:
+    """The words by which a cell says that a run did not finish; "" where it does not.
+
+    >>> failure_of("OOM w/o AC"), failure_of("12.5")
+    ('OOM w/o AC', '')
+    """
+    return cell if _FAILED.match(cell) else ""
+
+
+def is_out_of_memory(cell: str) -> bool:
+    """Whether a cell says that a run needed more memory than there is.
+
+    >>> is_out_of_memory("CUDA OOM"), is_out_of_memory("failed")
+    (True, False)
+    """
+    found = _FAILED.match(cell)
+    return found is not None and found["memory"] is not None
+
+
+def is_nothing(cell: str) -> bool:
+    """Whether nothing was measured by a cell of a column of figures.
+
+    >>> is_nothing("-"), is_nothing("OOM"), is_nothing("0.1")
+    (True, True, False)
+    """
+    return cell.lower() in NOTHING or bool(failure_of(cell))
+
 
 _PAIR = re.compile(r"([^()]*[^()\s]) *\(([^()]+)\)|([^/]*\S) / (\S[^/]*)")
 
@@ -61,7 +107,7 @@ def runs_of(row: Sequence[str], figures: Collection[int]) -> Iterator[Sequence[s
 
 def _are_pairs(row: Sequence[str], figures: Collection[int], pairs: Mapping[int, Sequence[str]]) -> bool:
     """Whether every figure of a row is a pair of numbers."""
-    filled = [place for place in figures if row[place].lower() not in NOTHING]
+    filled = [place for place in figures if not is_nothing(row[place])]
     return bool(filled) and all(
         place in pairs and all(number(part) is not None and "%" not in part for part in pairs[place])
         for place in filled
@@ -72,5 +118,5 @@ def _are_alike(pair: Sequence[str]) -> bool:
     """Whether a pair of cells are two values of one column: two numbers, two precisions, two devices."""
     numbers = [number(part) is not None for part in pair]
     if any(numbers):
-        return all(is_one or part.lower() in NOTHING for is_one, part in zip(numbers, pair, strict=True))
+        return all(is_one or is_nothing(part) for is_one, part in zip(numbers, pair, strict=True))
     return None not in map(precision_named, pair) or all(map(is_device, pair))

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from costmodels.machine.catalogue import device_names, load_device
+
 __all__ = ["BLACKWELL", "HOPPER", "Precision", "has_products", "precision_named"]
 
 HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_DEVICES_WITH = {
-    r"^float8": (*HOPPER, *BLACKWELL), r"^(mxfp8|nvfp4)$": BLACKWELL, r"^tf32$": ("a100", "a800", *HOPPER, *BLACKWELL),
-}  # fmt: skip
-"""Products -> the devices that have them (data sheets)."""
+_PEAKS = {"mxfp8": "float4", "nvfp4": "float4"}
+"""Products -> those whose peak a device with them states: blocks of 32 and 16 came together."""
 
 _FLOAT8 = r"\b(fp8|float8|f8|e4m3|e5m2)"
 _PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -83,8 +83,12 @@ def precision_named(text: str) -> Precision | None:
     return Precision(dtype=dtype) if dtype or re.search(_SOME_HALF, low) else None
 
 
+@lru_cache(maxsize=1024)
 def has_products(device: str, products: str) -> bool:
-    """Whether a catalogued device has products of a kind."""
-    return all(
-        device.startswith(devices) for names, devices in _DEVICES_WITH.items() if re.search(names, products)
-    )  # fmt: skip
+    """Whether a catalogued device has products of a kind, by the peaks of its data sheet; a device not stated has all.
+
+    >>> has_products("h100-sxm", "float8-block"), has_products("h100-sxm", "mxfp8"), has_products("t4", "bfloat16")
+    (True, False, False)
+    """
+    peak = _PEAKS.get(products, products.partition("-")[0])
+    return not device or (device in device_names() and peak in load_device(device).compute.matrix_flops_per_s)

@@ -57,7 +57,8 @@ _SOFTWARE = (
     Software(words=r"megatron|\bmcore\b|megascale|1909\.08053|2104\.04473|2205\.05198", stacks=("megatron",)),
     Software(words="deepspeed|ulysses", name="DeepSpeed", stacks=("torch",), reduces_low=True, keeps_low=True),
     Software(words=r"foundry|mosaic|composer", name="LLM Foundry", stacks=("torch-composer",)),
-    Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
+    Software(words=r"lightning|lit-?gpt|accelerate|hugging ?face|\bhf\b|transformers\b|axolotl|llama-?factory|torchtune"
+                   r"|\btrl\b|unsloth|ms-?swift", name="Hugging Face's or Lightning",
              stacks=("torch",), reduces_low=True),
     Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",),
              reduces_low=True, is_part=True),
@@ -98,6 +99,7 @@ _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed
 _LEVEL_IN_WORDS = (
     r"\b(?:no|without|w/o)[ -](?:deepspeed[ -]*)?zero\b(?![ -]*(?:bubble|offload|infinity))"
     r"|zero[ -]*(?:stage[ -]*)?[0-3]\b|zero[ -]*(?:offload|infinity)\b|full[_ ]shard|shard_grad_op|\bhsdp\b|\bddp\b"
+    r"|\bgemini\b"
 )
 
 
@@ -137,8 +139,9 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     compiled = _is_compiled(cells, words)
     found, named = _software(cells, words)
     stacks = found.stacks
-    if found.is_known is False and _splits_model(cells) and "megatron" in stacks:
-        stacks = ("megatron", *(stack for stack in stacks if stack != "megatron"))
+    if found.is_known is False and "megatron" in stacks:
+        splits = _splits_model(cells) or (stacks[0] == "megatron" and level_of(Cells(cells.row)) not in (2, 3))
+        stacks = tuple(sorted(stacks, key=lambda stack: (stack == "megatron") != splits))
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for stack in stacks for name in _dated(cells, stack, words, device, compiled=compiled)]
@@ -239,7 +242,12 @@ COMPOSER = r"foundry|mosaic|composer"
 """Words of runs with Composer."""
 
 
-_OWN_HEADERS = (("llm-foundry", r"mp ?mode"), ("torchtitan", r"local batch(?: size)?|wps\b.*"), ("NeMo", r"#-gpus"))
+_OWN_HEADERS = (
+    ("llm-foundry", r"mp ?mode|device_train_microbatch_size"), ("torchtitan", r"local batch(?: size)?|wps\b.*"),
+    ("NeMo", r"#-gpus"), ("Hugging Face", r"per_device_train_batch_size|model_name_or_path"),
+    ("Megatron-LM", r"num_layers_per_virtual_pipeline_stage|tensor_model_parallel_size"),
+    ("MaxText", r"per_device_batch_size|remat_policy"),
+)  # fmt: skip
 """Software -> headers that only its own tables have."""
 
 
@@ -327,7 +335,8 @@ def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool)
     year = _year(words)
     if stack == "torch-composer":
         return _composer_of(year, words, device)
-    if stack == "torch-2024" and (year <= "22" if year else device.startswith("v100")):  # before fused attention
+    before_fused_attention = year <= "22" if year else not has_products(device, "bfloat16")
+    if stack == "torch-2024" and before_fused_attention:
         both = ("megatron-deepspeed-2022", "torch-2024")
         return both if "deepspeed" in words else both[::-1]
     return ("torch-half-loss" if stack == "torch" and re.search(_HALF_LOSS, words) else stack,)
@@ -348,7 +357,7 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
 
     An A100's row without a year and without a word of attention may be of either time: both are taken.
     """
-    if device.startswith("v100"):
+    if not has_products(device, "bfloat16"):  # nor fused attention
         return (_EARLY[stack],)
     if not device.startswith("a100") or "flash" in words:
         return (stack,)

@@ -44,10 +44,11 @@ _LEVELS = (
 )  # fmt: skip
 """Patterns of words -> level; the first match counts. None: the number in the words."""
 
-_PARTIAL = r"partial|auto|adaptive|smart|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
+_PARTIAL = r"minimal|^save |partial|auto|adaptive|smart|dynamic|mixed|some|optimi[sz]ed|\u90e8\u5206"
 
 _RECOMPUTE = (
     (r"^(none( .*)?|null|no|n|false|off|0|disabled|without|without .*|never|no .*|not used|0 layers|0 ?%)$", "none"),
+    (r"^(?:minimal|save (?:qkv|out|dot)|qkv proj|attn out)", "selective"),  # MaxText's remat_policy
     (r"per ?op|by op|selective op|\bop\b|operator|\bsac\b|save.*matmul", "selective_op"),
     (r"\bsel|recompute activations|\u9009\u62e9|core ?att|attention|\battn|softmax", "selective"),
     (r"^(yes|y|true|on|1|ac|ac on|enabled|all)$|full|every|all layers|uniform|block|layers?\b|ckpt|check ?point|"
@@ -62,8 +63,8 @@ _SCHEDULES = (
     (r"interleaved ?(?:zb|zero ?bubble)|zb ?interleaved", "interleaved_zb"),
     (r"zb ?v|zbv|v ?shape", "zb_v"), (r"v ?half", "v_half"), (r"v ?min", "v_min"), (r"dual ?pipe", "dualpipe_v"),
     (r"zb ?(h ?)?2p?", "zb_h2"), (r"zb ?(h ?)?1p?|zero ?bubble|^zb\b", "zb_h1"),
-    (r"^(none|no|no pipeline|sync\w*|standard|pipeline|yes|y|true|default|1f1b)$|non ?interleaved|pipedream|dapple"
-     r"|bpipe|terapipe|^one forward one backward$", "1f1b"),
+    (r"^(none|no|no pipeline|sync\w*|standard|pipeline|yes|y|true|default|1f1b)$|(?:no|non|not|without) ?interleav"
+     r"|pipedream|dapple|bpipe|terapipe|^one forward one backward$", "1f1b"),
     (r"chimera|hanayo|\bwaves?\b|interleav|depth ?first|1f1b ?i\b|\bvpp? ?\d*\b|virtual", "interleaved_1f1b"),
     (r"loop\w* ?bfs|breadth ?first|^bfs", "looped_bfs"), (r"afab|g ?pipe|all forward", "gpipe"), (r"1f1b", "1f1b"),
 )  # fmt: skip

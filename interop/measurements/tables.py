@@ -13,7 +13,7 @@ from interop.measurements.batches import BadCell
 from interop.measurements.capacities import CAPACITY, capacity_place
 from interop.measurements.carried import heading_of, with_cells_above
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FROM_ABOVE, FROM_TITLE, ROW
-from interop.measurements.columns import COLUMNS, column_named, rank_of
+from interop.measurements.columns import COLUMNS, column_inside, column_named, rank_of
 from interop.measurements.composed import ordered_degrees, plain_row
 from interop.measurements.devices import is_device
 from interop.measurements.figure_columns import OF_PRECISION, figures_of, rows_of_figures
@@ -23,7 +23,8 @@ from interop.measurements.headers import figure_named
 from interop.measurements.model_names import named_parameters
 from interop.measurements.models import catalogued
 from interop.measurements.numbers import number
-from interop.measurements.pairs import NOTHING, runs_of
+from interop.measurements.pairs import is_nothing, runs_of
+from interop.measurements.precisions import precision_named
 from interop.measurements.software import names_software, software_of_headers
 from interop.measurements.spellings import level_named, schedule_named, switch_named
 from interop.measurements.titles import stated_in_titles, without_conditions
@@ -92,21 +93,16 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
     for figure in figures:
         columns[figure.place] = ""
     stated = _stated_above(grid, columns)
-    first = begin[0] if begin else []
+    first = next((row for row in begin if not heading_of(row)), [])
     if not {"model", "hidden"} & {*columns, *stated} and (place := _place_of_models(first, columns)) is not None:
         columns[place] = "model"
-    free = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
-    known = [
-        *columns,
-        *stated,
-        *(name for figure in figures for name in figure.stated),
-        *stated_in_titles((*free, heading_of(first)), ()),
-    ]
-    _check(known, headers, figures, table)
-    order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
-    named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
+    words = [cell for cell, column in zip(first, columns, strict=False) if column in ("", *_WORDY)]
+    words += map(heading_of, begin[:1])
+    in_headers = itertools.chain.from_iterable(figure.stated for figure in figures)
+    _check([*columns, *stated, *in_headers, *stated_in_titles(words, ())], headers, figures, table)
     places = {figure.place for figure in figures}
-    order += [place for place, column in enumerate(columns) if not column and place not in places]
+    order = _order(columns, headers, places)
+    named = {columns[place]: headers[place] for place in reversed(order) if columns[place]}
     carried = with_cells_above(itertools.chain(begin, grid.rows), headers, columns, places)
     for count, row in enumerate(carried, start=before + 1):
         about = {**stated, **stated_in_titles((row.heading,), ())} if row.heading else stated
@@ -120,6 +116,12 @@ def _rows(grid: Grid, table: str, before: int) -> Iterator[dict[str, str]]:
                 yield from rows_of_figures(made, each, figures)
             else:
                 yield with_unit(made)
+
+
+def _order(columns: Sequence[str], headers: Sequence[str], figures: Collection[int]) -> list[int]:
+    """The places of a row's cells without its figures, the most definite headers first and the unknown ones last."""
+    known = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
+    return known + [place for place, column in enumerate(columns) if not column and place not in figures]
 
 
 _LOCAL_BATCH = re.compile(r"\blocal batch(?: size)?\b", re.I)
@@ -204,7 +206,7 @@ _SEQUENCE = re.compile(r"\d{1,4} ?k(?: tokens)?", re.I)
 
 def _are_figures(cells: Sequence[str]) -> bool:
     """Whether the cells of a column are numbers above 1, or state that nothing was measured."""
-    values = [number(cell) for cell in cells if cell.lower() not in NOTHING]
+    values = [number(cell) for cell in cells if not is_nothing(cell)]
     return bool(values) and all(value is not None and value > 1 for value in values)
 
 
@@ -243,8 +245,12 @@ def _row(
             found.setdefault("gpu_type", cell)
         if not column and header and (is_on := switch_named(cell)) is not None:
             column, cell = "notes", header if is_on else f"no {header}"
+            if is_on and precision_named(header) is not None:  # "bf16": true
+                column = "precision"
         free += [] if column else [cell]
         try:
+            if (inside := column_inside(header)) and (both := _BESIDE.fullmatch(cell)):  # "8 (3)" below "PP (VPP)"
+                found, cell = _joined(found, inside, both[2], header), both[1]
             found = _joined(found, column, cell, header) if column else found
         except BadCell as error:
             bad = bad or error
@@ -280,6 +286,9 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     said |= stated_in_titles(words, _READ_IN_NOTES) | stated_in_titles(free, ())
     return found | {name: cell for name, cell in said.items() if not found.get(name)}
 
+
+_BESIDE = re.compile(r"([^()]*[^() ]) *\(([^()]+)\)")
+"""A cell with another value in brackets."""
 
 _WORDY = ("notes", "source", "gpu_type")
 """Columns whose cells may name the model."""

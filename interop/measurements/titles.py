@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from interop.measurements.composed import degrees_in
-from interop.measurements.devices import UnknownDevice, device_named
+from interop.measurements.devices import CARDS, UnknownDevice, device_named
 from interop.measurements.software import names_part, names_software
 
 __all__ = ["CONDITIONS", "stated_in_titles", "without_conditions"]
@@ -17,9 +17,9 @@ CONDITIONS = ("gpu_type", "gpu_count", "precision", "recompute", "compile", "sou
 
 _DEVICE = re.compile(
     r"(?:(?<![\d,])(\d{1,3}(?:,\d{3})+|\d+|\b(?:one|two|four|eight|sixteen)) ?(?:x|\u00d7|\*)? ?)?"
-    r"(?:(?:nvidia|amd|instinct|ascend|[dh]gx)[- ])*(?:(?<![a-z0-9])|(?<=\dx))"
-    r"(p[3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi\d{3}x?"
-    r"|(?:ascend[- ]?)?910(?:b\d?|c)|gb[23]00|b300)"
+    r"(?:(?:nvidia|amd|instinct|ascend|intel|habana|tesla|[dh]gx)[- ])*(?:(?<![a-z0-9])|(?<=\dx))"
+    rf"([pg][3-6][a-z]*(?:-b200)?\.\d+xlarge|a[23]-\w+gpu(?:-\dg)?|(?:g?[hb]\d00|a[18]00|h20|v100|mi300x?"
+    rf"|(?:ascend[- ]?)?910(?:b\d?|c)|atlas[ -]?\d{{3}}\w?[ -]a[23]|gb[23]00|b300|{CARDS})"
     r"(?:s\b)?(?:[-_ ](?:sxm\d?|pcie|nvl(?! ?\d\d(?! ?gi?b))))*"
     r"(?:[-_ ]?\(?\d{2,3} ?g(?:i?b)?\)?)?(?:[-_ ](?:sxm\d?|pcie))?)"
     r"(?![a-z0-9])",
@@ -30,7 +30,7 @@ _BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
 
 _SPELLED = {"one": "1", "two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _COUNT = re.compile(
-    r"(?<![\d,])\b(\d{1,3}(?:,\d{3})+|\d+) (?:gpus?|npus?|devices|accelerators|chips)\b"
+    r"(?<![\d,])\b(\d{1,3}(?:,\d{3})+|\d+) ?(?:(?:gpus?|npus?|devices|accelerators|chips|gcds)\b|[卡张])"
     r"(?! *(?:(?:per|/|a|each)[- ]?node|each|per))",
     re.I,
 )
@@ -63,7 +63,8 @@ _FAMILY = re.compile(
 """Families of models without the number of parameters of one."""
 
 _SEQ = re.compile(
-    r"(?:(?:seq|cut-?off)\w*|context|block[_ ]?size)(?:[- ]len\w*)? *(?:of\b|is\b|[:=])? *(\d[\d,]*k?)\b"
+    r"(?:(?:seq|cut-?off)[a-z_]*|context|block[_ ]?size)(?:[- ]len\w*)? *(?:of\b|is\b|[:=])? *(\d[\d,]*k?)\b"
+    r"|(?:序列长度?|上下文长?度?) *[:=\uff1a为]? *(\d[\d,]*k?)\b"
     r"|(?:(?<=[,;(] )|(?<=[,;(]))s ?= ?(\d[\d,]*k?)\b|\b(\d+k) (?:context|sequence|tokens(?! *batch))"
     r"|\bat (\d{1,3}k)\b(?! *(?:gpus?|steps?|tok|devices|samples))"
     r"|\bbatch(?: size)?(?: of|[:=])? *\d+ *[x\u00d7] *(\d{3,6})\b",
@@ -136,7 +137,8 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     "micro_batch": re.compile(
         r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?|local batch(?:[- ]size)?|per_device_train_batch_size)"
         r"(?: of|[:=])? *(\d+)\b"
-        r"|batch(?:[- ]size)?(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu)",
+        r"|\b(?:bsz?|batch(?:[- ]size)?)(?: of|[:=])? *(\d+) *(?:per|/) ?(?:gpu|device|npu|card)"
+        r"|(?:微批|(?:单卡|每卡)批)(?:次|量)?(?:大小)? *[:=\uff1a为]? *(\d+)",
         re.I,
     ),
     "accumulation": re.compile(r"\bgrad(?:ient)?[_ ]acc\w*(?:[_ ]steps)?(?: of|[:=])? *(\d+)\b", re.I),
@@ -151,7 +153,8 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
         r"(?!\.\d| *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
         r"|\b(?:gbs|batch(?:[- ]size)?)(?: of| has| is|[:=])? *(\d+(?:\.\d+)?[km]? tok\w*)"
         r"|\b(\d+(?:\.\d+)?[km]?[- ]tok\w*)[- ](?:global )?batch(?:es)?\b"
-        r"|\bbatch(?:[- ]size)?(?: of|[:=])? *(\d+)(?= *[x\u00d7] *\d{3,6}\b)",
+        r"|\bbatch(?:[- ]size)?(?: of|[:=])? *(\d+)(?= *[x\u00d7] *\d{3,6}\b)"
+        r"|全局批(?:次|量)?(?:大小)? *[:=\uff1a为]? *(\d+)",
         re.I,
     ),
 }
@@ -202,10 +205,11 @@ def _catalogued(device: str) -> str:
 def _devices(title: str) -> dict[str, str]:
     """The device of a title, and how many."""
     stated: dict[str, str] = {}
-    devices = {_catalogued(match.group(2)): match for match in _DEVICE.finditer(title)}
+    found = sorted(_DEVICE.finditer(title), key=lambda match: match.group(1) is not None)  # counted ones last
+    devices = {_catalogued(match.group(2)): match for match in found}
     if len(devices) == 1:
         (match,) = devices.values()
-        device = re.sub(r"(?<=\d)s\b", "", match.group(2))
+        device = re.sub(r"(?<=\d\d\d)s\b", "", match.group(2))
         stated["gpu_type"] = device if "(" in device else device.rstrip(")")
         behind = _BEHIND.match(title[match.end() :])
         if count := match.group(1) or (behind and behind.group(1)):

@@ -193,7 +193,8 @@ class _Reader:
         if not (narrower and share > 1):
             factor, other, remarks = as_read(row, result["metric"], value, share, is_large=large)
             value, assumed, result = factor * value, (*assumed, *remarks), with_reading(result, factor, other)
-            if factor * share > 1 and not row.get("precision") and has_products(result["machine"], "float8"):
+            device = result["machine"].rpartition("-x")[0]
+            if factor * share > 1 and not row.get("precision") and device and has_products(device, "float8"):
                 group, result = self.read({**row, "precision": "fp8"}, number)
                 remark = (
                     f"precision not stated: fp8, as the figure is {factor * share:.0%} of the peak of 16-bit products"

@@ -40,9 +40,10 @@ def described(row):
         ) if size > 1 or name in ("tp", "pp", "dp")
     )  # fmt: skip
     schedule = f" {degrees.schedule}" if degrees.pp > 1 else ""
+    again = f"{degrees.recompute} {degrees.recompute_layers or ''}".strip()
     words = (
         f"{row[ROW]} {config.num_layers} x {config.hidden}{experts}, {degrees.global_batch}/{degrees.micro_batch} x "
-        f"{config.seq}, {ways}{schedule}, {degrees.recompute}, zero {degrees.optimizer.parallel_level}, "
+        f"{config.seq}, {ways}{schedule}, {again}, zero {degrees.optimizer.parallel_level}, "
         f"{case.machine}, {case.stack}"
     )
     return words, f"{case.metric} {case.value:.5g}"

@@ -47,13 +47,20 @@ ROW = {
      ("H20 96GB", "h20"), ("H100 NVL", "h100-nvl"), ("H200", "h200"), ("GB200 NVL72", "gb200"),
      ("AMD Instinct MI300X", "mi300x"), ("A100-64GB", "a100-80gb"), ("A800 80GB PCIe", "a100-pcie-80gb"),
      ("a2-highgpu-8g", "a100-40gb"), ("a3-ultragpu-8g", "h200"), ("ND96amsr_A100_v4", "a100-80gb"),
-     ("H100 94GB", "h100-nvl"), ("H100 SXM 94GB", "h100-sxm")],
+     ("H100 94GB", "h100-nvl"), ("H100 SXM 94GB", "h100-sxm"), ("V100-PCIE-16GB", "v100-pcie-16gb"),
+     ("H200 NVL", "h200-nvl"), ("8xRTX4090", "rtx-4090"), ("4090", "rtx-4090"), ("GeForce RTX 3090 Ti", "rtx-3090"),
+     ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"), ("RTX A6000", "rtx-a6000"), ("RTX PRO 6000", "rtx-pro-6000"),
+     ("8xA10G (g5.48xlarge)", "a10g"), ("A10", "a10"), ("g6.12xlarge", "l4"), ("l40s-48gb", "l40s"), ("L40", "l40"),
+     ("Tesla T4", "t4"), ("TITAN RTX", "titan-rtx"), ("AMD Instinct MI250X (GCD)", "mi250x"), ("MI210", "mi250"),
+     ("Frontier", "mi250x"), ("MI325X", "mi325x"), ("8x MI355X", "mi355x"), ("Intel Gaudi2", "gaudi-2"),
+     ("HL-325L", "gaudi-3"), ("1x a3-highgpu-8g", "h100-sxm"), ("2 nodes p4d.24xlarge", "a100-40gb"),
+     ("ND H100 v5", "h100-sxm"), ("RTX 2080 Ti", "rtx-2080-ti"), ("A40 x 8", "a40"), ("A30", "a30")],
 )  # fmt: skip
 def test_devices_in_many_spellings(text, name):
     assert device_named(text)[0] == name
 
 
-@pytest.mark.parametrize("text", ["MI250X", "H200 PCIe", "V100-PCIE-16GB", "TPU v4", "H200 NVL", "L40S"])
+@pytest.mark.parametrize("text", ["MI300A", "H20 PCIe", "GTX 1080", "TPU v4", "Gaudi", "A16", "Trainium2"])
 def test_devices_that_are_others_are_not_taken_for_the_nearest(text):
     with pytest.raises(UnknownDevice, match="not in the catalogue"):
         device_named(text)
@@ -103,7 +110,8 @@ def test_names_of_models():
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "not plausible"),
-     ({"gpu_type": "MI250X"}, "it has V100"),
+     ({"gpu_type": "TPU v5p"}, "it has V100"), ({"gpu_type": "256 H100 + 440 A100"}, "several kinds"),
+     ({"model": "Qwen2.5-VL-7B"}, "decoder-only"),
      ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip
 def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):

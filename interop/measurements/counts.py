@@ -1,0 +1,111 @@
+"""The number of devices of a row, from its cells about devices and nodes."""
+
+from __future__ import annotations
+
+import re
+
+from interop.measurements.batches import count_of, fill, product_of
+from interop.measurements.cells import REMARK
+from interop.measurements.devices import devices_of_instance
+from interop.measurements.numbers import number
+
+__all__ = ["USUAL_NODE", "count_devices"]
+
+USUAL_NODE = 8
+"""Devices of a node if the number is not stated."""
+
+_BEFORE = re.compile(
+    r"(?:up to |ca\. )?(\d+)(?: ?[x\u00d7*] ?(\d+)(?= *[x\u00d7* ]))?(?: ?[卡张] ?|(?: ?[x\u00d7*] ?| *\(| +))"
+    r"(?=[a-z]|910|[345]090)",
+    re.I,
+)
+"""Devices before their name: "64x A100", "128 A100", "1x8 910B", "16 x DGX H100" (of eight)."""
+
+_INSIDE = re.compile(
+    r"(?<=[\w,] )(\d+) ?[x\u00d7*] ?(?=[a-z]|910|[345]090)"
+    r"|(?<=[( ])(\d+) ?(?:gpus?|npus?|gcds|devices|cards|[卡张])(?! ?(?:per|/|a|each))",
+    re.I,
+)
+"""The same behind other words: "Lambda 8x H100", "GB200 NVL72 (72 GPUs)"."""
+
+_GRID = re.compile(r"(\d+)n(\d+)g\b", re.I)
+"""Nodes and the devices of each: "4n8g"."""
+
+_BEHIND = re.compile(r"\w.*?\)? *(?<!rt)(?<!gt)[x\u00d7*] *(\d+)(?: *(?:gpus?|npus?|devices|cards))?$", re.I)
+"""Devices behind their name: "H200 x 8"."""
+
+_NODES = re.compile(r"\b(\d+) nodes?\b", re.I)
+_NODES_OF = re.compile(r"\d+ nodes?,? *(?:[x\u00d7*]|of|with) *(\d+)", re.I)
+
+
+def count_devices(row: dict[str, str]) -> None:
+    """Fill in the number of devices of a row.
+
+    Raises:
+        BadCell: nodes or devices per node that are no number.
+
+    >>> row = {"gpu_type": "2 x DGX H100"}
+    >>> count_devices(row)
+    >>> row["gpu_count"]
+    '16'
+    """
+    device = row.get("gpu_type", "")
+    fill(row, _stated_with(device, number(row.get("nodes", ""))))
+    counted = re.fullmatch(
+        r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", row.get("gpu_count", "").lower()
+    )
+    if counted:  # "8x8", "64 x A100" or "64 A100"
+        row["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
+        if not counted.group(2):
+            fill(row, {"gpu_type": counted.group(3)})
+    _of_nodes(row, devices_of_instance(device))
+    each, is_counted = devices_of_instance(device), bool(row.get("gpu_count") or row.get("dp"))
+    if each and not is_counted and each % product_of(row, ("tp", "pp", "cp")) == 0:
+        row["gpu_count"] = str(each)
+        row[REMARK] = "; ".join(filter(None, (row.get(REMARK), f"number of devices not stated: one {device}")))
+
+
+def _stated_with(device: str, nodes: float | None) -> dict[str, str]:
+    """The cells that the cell of a device states: devices, nodes, devices per node.
+
+    Args:
+        device: the cell.
+        nodes: that another cell states.
+    """
+    own, each = _NODES.search(device), devices_of_instance(device)
+    stated = {"nodes": own.group(1)} if own else {}
+    nodes = nodes or (float(own.group(1)) if own else None)
+    if both := _NODES_OF.match(device):
+        return stated | {"per_node": both.group(1)}
+    if grid := _GRID.search(device):
+        return {"gpu_count": str(int(grid.group(1)) * int(grid.group(2)))}
+    if (found := _BEFORE.match(device)) and not _NODES.match(device):
+        several = devices_of_instance(device[found.end() :].split("(")[0]) > 0
+        count = int(found.group(1)) * int(found.group(2) or (each if several else 1))
+        in_all = several or not nodes or (count > USUAL_NODE and count % nodes == 0)
+        return stated | {"gpu_count" if in_all else "per_node": str(count)}  # "16x A100 (2 nodes)"
+    if behind := _BEHIND.search(device):  # "A100 (80GB) x 8"
+        return stated | {"gpu_count": str(int(behind.group(1)) * (each or 1))}
+    if inside := _INSIDE.search(device):
+        return stated | {"gpu_count": inside.group(1) or inside.group(2)}
+    return stated
+
+
+def _of_nodes(row: dict[str, str], each_of: int) -> None:
+    """Replace nodes and devices per node by the number of devices and a note.
+
+    Args:
+        row: changed in place.
+        each_of: devices of an instance of the row's name; 0 if its name tells none.
+    """
+    nodes, each = row.pop("nodes", ""), row.pop("per_node", "")
+    if named := re.match(r"(\d+) *[x\u00d7*]? *((?:nvidia )?[a-z]{1,5}\d+.*)", each, re.I):  # "4 x V100"
+        each = named.group(1)
+        fill(row, {"gpu_type": named.group(2)})
+    if grid := re.fullmatch(r"(\d+) ?[x\u00d7*] ?(\d+)", nodes):  # "2x8"
+        nodes, each = grid.group(1), each or grid.group(2)
+    if each:
+        row["notes"] = f"{row.get('notes', '')}; {count_of('per_node', each)} GPUs per node".strip("; ")
+    if nodes and not row.get("gpu_count"):
+        per = count_of("per_node", each) if each else each_of or USUAL_NODE
+        row["gpu_count"] = str(count_of("nodes", nodes) * per)
