@@ -41,8 +41,6 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
             continue
         stated = {**stated_in_titles((above,), ()), **column.stated} if above else column.stated
         found.append(replace(column, stated=stated))
-    if not all(_REFERENCE.search(each.header) for each in found):
-        found = [each for each in found if not _REFERENCE.search(each.header)]
     header, figure = _figure_of_titles(grid.titles)
     by_condition = [
         FigureColumn(place=place, header=header or name, figure=figure, stated=stated)
@@ -168,8 +166,12 @@ def rows_of_figures(
         yield _without_figure({**made, **figure.stated}, figure.header, row[figure.place])
     if all(map(is_nothing, cells)) and not conditional:
         yield _without_figure(made, "value", _failure([*cells, made.get("notes", "")]))
+    has_own = not all(_REFERENCE.search(figure.header) for figure in figures)
     for figure in figures:
-        if not is_nothing(row[figure.place]):
+        if has_own and _REFERENCE.search(figure.header) and not is_nothing(row[figure.place]):
+            reason = f"{figure.header} is of another device, which the row does not state"
+            yield {**made, BAD_COLUMN: figure.header, BAD_VALUE: row[figure.place], BAD_REASON: reason}
+        elif not is_nothing(row[figure.place]):
             meaning = figure.figure or figure_named(made.get("unit", ""))
             cell, stated = _conditioned(row[figure.place], figure.stated)
             if stated.get("gpu_type") == _NPU and made.get("gpu_type"):  # which the row names better
