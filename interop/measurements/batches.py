@@ -103,6 +103,14 @@ def _accumulate(row: dict[str, str], accumulation: str) -> None:
         steps //= ways
         row[REMARK] = "nanoGPT's accumulation steps are those of all devices (its train.py divides them)"
     batch, micro = row.get("global_batch", ""), row.get("micro_batch", "")
+    local = count_of("micro_batch", micro) if micro else 0
+    if (
+        "torchtitan" in row.get("source", "").lower()
+        and product_of(row, ("pp",)) > 1
+        and local % steps == 0 < ways * local
+    ):
+        batch, micro = str(ways * local), str(local // steps)  # its local batch is cut for the pipeline
+        row |= {"global_batch": batch, "micro_batch": micro}
     if ways and micro and not batch:
         row["global_batch"] = str(steps * count_of("micro_batch", micro) * ways)
     elif ways and batch and not micro and count_of("global_batch", batch) % (ways * steps) == 0:

@@ -11,7 +11,8 @@ from interop.measurements.capacities import CAPACITY
 __all__ = ["Carried", "heading_of", "with_cells_above"]
 
 _DITTO = re.compile(
-    "[\"'\u2033\u3003\u201d\u201c]{1,2}|ditto|idem|dito|same(?: as above)?|\u540c\u4e0a|\u2193|\u2191|\\.\\.\\.|\u2026",
+    "[\"'\u2033\u3003\u201d\u201c\u201e]{1,2}|,,|ditto|idem|dito|same(?: as above)?"
+    "|\u540c\u4e0a|\u2193|\u2191|\\.\\.\\.|\u2026",
     re.I,
 )
 """Cells that repeat the cell above."""

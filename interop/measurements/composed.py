@@ -234,6 +234,9 @@ def _layout(text: str, header: str) -> dict[str, str]:
     if _LETTERS.fullmatch(text.strip()):
         return {{"v": "vpp"}.get(name, f"{name}p"): count for name, count in re.findall(r"([a-z])(\d+)", text.lower())}
     found, low = {}, _VERSIONS.sub("fsdp", text.lower()).replace("_", " ")
+    if behind := re.findall(r"(\d+) ?\(?(tp|pp|dp|cp|ep)\)?(?![a-z\d])", low):  # "4(TP) x 4(PP)", "4TP/4PP"
+        if not re.search(r"[tpdce]p[ =:]*\d", low):
+            return {name: count for count, name in behind}
     for column, words in _WORDS.items():
         after = re.search(rf"(?<![a-z])(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)
         before = re.search(rf"(?<![\w-])(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)

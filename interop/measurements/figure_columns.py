@@ -54,7 +54,10 @@ def figures_of(grid: Grid, columns: Sequence[str]) -> list[FigureColumn]:
 def _condition(header: str) -> dict[str, str]:
     """The condition that the header of figures states where a title names them: a device, a sequence ("32K")."""
     length = re.fullmatch(r"(\d{1,4} ?k)(?: tokens)?", header, re.I)
-    return {"seq": length.group(1).lower()} if length else stated_in_titles((header,), ())
+    if length:
+        return {"seq": length.group(1).lower()}
+    stated = stated_in_titles((header,), ())
+    return stated or ({"zero_level": header} if _LEVEL.fullmatch(f"{header} ") else {})
 
 
 def _figure_of_titles(titles: Sequence[str]) -> tuple[str, Figure | None]:
@@ -114,7 +117,7 @@ def _figure_of(place: int, header: str, column: str) -> FigureColumn | None:
     return None
 
 
-_LEVEL = re.compile(r"(?:zero(?:[- ]?[0-3]|\+\+)|hsdp|ddp)\s+(?=\S)", re.I)
+_LEVEL = re.compile(r"(?:zero(?:[- ]?[0-3]|\+\+)|hsdp|ddp)\s+", re.I)
 """A sharding level in front of a figure's name: "ZeRO-3 TFLOPs"."""
 
 

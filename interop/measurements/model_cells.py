@@ -135,6 +135,8 @@ class ModelCells(Mixtures):
         cells = ("layers", "hidden", "heads")
         published = (known.num_layers, known.hidden, known.num_heads) if known else None
         missing = [cell for cell in cells if not self.text(cell)]
+        if len(missing) == len(cells) and published is None and named_parameters(name) is None:
+            raise Skip(f"model {name!r} is not known, and neither its name nor the row states its sizes", "model")
         if missing and published is None:
             published = self.divided(usual_sizes(name))
             self.assumed.append(f"{', '.join(missing)} not stated: {published}, of models with as many parameters")

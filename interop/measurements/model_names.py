@@ -12,6 +12,9 @@ _SPELLINGS = (
     (r"^(?:meta|mistralai|openai|nvidia|eleutherai|facebook)[- ]", ""),
     (r"^ds[-_ ]?(?=v\d|r1)", "deepseek-"),
     (r"^deepseek[-_ ]?3(?![\d.]*b)", "deepseek-v3"),
+    (r"^llama[-_ ]?31(?!\d)", "llama-3.1"),
+    (r"(\d) ?billion(?: param\w*)?", r"\1b"),
+    (r" *\((\d+(?:\.\d+)?[bmt])\b[^()]*\)$", r" \1"),
     (r" *\([^()]*\)$", ""),
     (r"(?:[-_ ](?:base|pretrain(?:ing)?|instruct|chat|it|hf|bf16|fp8|fp16|v0\.\d|\d+k))+$", ""),
     (r"(deepseek[-_ ]?)r1\b", r"\1v3"),  # the same model, trained further
@@ -29,6 +32,8 @@ def spellings_of(name: str) -> tuple[str, ...]:
 
     >>> spellings_of("meta-llama/Meta-Llama-3.1-70B-Instruct"), spellings_of("DS-V3 671B")
     (('llama-3.1-70b', 'llama-3-70b', 'llama-3.1'), ('deepseek-v3 671b', 'deepseek-v3'))
+    >>> spellings_of("Llama 2 (70B)")[0], spellings_of("LLAMA31_405B")[0]
+    ('llama 2 70b', 'llama-3.1_405b')
     """
     plain = name.strip().lower()
     for pattern, spelling in _SPELLINGS:
@@ -45,6 +50,7 @@ def named_parameters(name: str) -> float | None:
     (6700000000.0, 125000000.0, 7100000000.0)
     """
     low = re.sub(r"(?<![\d.])(\d+)b(\d)(?!\d)", r"\1.\2b", name.lower())  # BLOOM's "7b1"
+    low = re.sub(r"(?<=\d) ?(b|m|tr)illion", lambda found: f"{found[1][0]} ", low)
     found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", low)
     if not found:
         return None

@@ -128,7 +128,7 @@ _NOT_DECODERS = (
 
 _MIXTURES = (
     r"mixtral|moe|dbrx|grok|switch|glam|arctic|moonlight|gpt[-_ ]?oss|glm[-_ ]?4\.\d|hunyuan"
-    r"|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)|\bling[-_ ]|minimax|arctic"
+    r"|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)|\bling[-_ ]|minimax|ernie"
 )
 
 

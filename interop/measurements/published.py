@@ -107,6 +107,7 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"mistral[-_ ]?large", {0: Sizes(88, 12288, 96, 8, 28672)}),
     (r"ministral", {8e9: Sizes(36, 4096, 32, 8, 12288, 131_072, 128)}),
     (r"codestral", {22e9: Sizes(56, 6144, 48, 8, 16384, 32_768)}),
+    (r"qwen[-_ ]?3[-_ ]?coder.*480b", {0: Sizes(62, 6144, 96, 8, 8192, 151_936, 128, _mixture(160, 8, 2560))}),
     (r"qwen[-_ ]?3(?!\d*b)", {
         0.6e9: _tied(28, 1024, 16, 8, 3072, 0, 128), 1.7e9: _tied(28, 2048, 16, 8, 6144),
         4e9: _tied(36, 2560, 32, 8, 9728, 0, 128), 8e9: Sizes(36, 4096, 32, 8, 12288),
@@ -228,6 +229,8 @@ _PUBLISHED: tuple[tuple[str, Mapping[float, Sizes]], ...] = (
     (r"mt[-_ ]?nlg|megatron[-_ ]turing", {0: Sizes(105, 20480, 128)}),
     (r"turing[-_ ]?nlg|\bt[-_ ]?nlg", {0: Sizes(78, 4256, 28)}),
     (r"megatron.*\b8\.3b", {0: Sizes(72, 3072, 32)}),
+    (r"ernie-?4\.5.*(300b|a47b)", {0: Sizes(54, 8192, 64, 8, 28672, 103_424, 0, _mixture(64, 8, 3584, 0, 3))}),
+    (r"minimax-?m2", {0: Sizes(62, 3072, 48, 8, 1536, 200_064, 128, _mixture(256, 8, 1536))}),
     (r"grok[-_ ]?1", {0: Sizes(64, 6144, 48, 8, 32768, 131_072, 128, _mixture(8, 2, 32768))}),
 )  # fmt: skip
 """Words of a name -> its sizes by the parameters that the name states, the first family that has them; 0: those of the

@@ -277,7 +277,7 @@ def _with_words(found: dict[str, str], free: Sequence[str]) -> dict[str, str]:
     said = {name: cell for name, cell in device.items() if name in _BESIDE_DEVICES}
     several = len(re.split(r"[,;|]| / ", found.get("model", ""))) > 2  # "Llama-2-7B, 8x A100, FSDP"
     several = several or bool(model.keys() & _BESIDE_MODELS and not catalogued(found.get("model", "")))
-    beside = ("precision", "gpu_type", "gpu_count")  # "18.4B (128 GPUs)"
+    beside = ("precision", "gpu_type", "gpu_count", "layers", "hidden", "heads")  # "18.4B (128 GPUs)", "(40 layers)"
     said |= {name: cell for name, cell in model.items() if name in beside or (several and name != "family")}
     if several and "model" in model:
         notes = "; ".join(filter(None, (found.get("notes", ""), found["model"])))  # "Llama-2-7B, ZeRO-2, ckpt"
@@ -363,7 +363,11 @@ _SCHEDULES = re.compile(
 )
 _LEVELS = re.compile(r"(?:ddp|fsdp2?|hsdp|zero[- ]?[1-3]|(?:no|non|without|w/o)[- ]zero(?![- ]*bubble))\b.*", re.I)
 
-_TUNES = re.compile(r"\b(q?lora|peft|freeze)\b", re.I)
+_TUNES = re.compile(
+    r"\b(q?lora|peft|freeze|inference|prefill|decode|decoding|generation|serving|dpo|ppo|grpo|rlhf|distillation)\b",
+    re.I,
+)
+"""Words of other tasks than training all weights."""
 
 _BATCH_TOKENS = re.compile(r"tok|\(t\)")
 
