@@ -420,7 +420,7 @@ def test_sizes_that_a_family_publishes_need_not_be_stated():
     assert any("as published" in told for told in case.assumed)
     mine = case_of(row | {"model": "my 7B"}, 1)
     assert mine.config.hidden == 4096 and any("not stated" in told for told in mine.assumed)
-    with pytest.raises(Skip, match="layers is not stated"):
+    with pytest.raises(Skip, match="neither its name nor the row states its sizes"):
         case_of(row | {"model": "mine"}, 1)
 
 
