@@ -5,6 +5,7 @@ The variables are the operators, by position; their values are strategies on the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -74,6 +75,7 @@ class StageCosts:
     check_time: Callable[[], None] = lambda: None
     choices: list[list[Strategy]] = field(init=False)
     own: OperatorCosts = field(init=False)
+    _without_gathers: OperatorCosts = field(init=False)
     tensors: TensorCosts = field(init=False)
     _problem: Problem | None = field(init=False, default=None)
     _keys: CostKeys = field(init=False)
@@ -92,6 +94,7 @@ class StageCosts:
             cost=self.cost, ways=self.choice or least_bytes, places=self.places,
             in_order=self.in_order,
         )  # fmt: skip
+        self._without_gathers = replace(self.own, ways=least_bytes, in_order=False)
         self.tensors = TensorCosts(
             micro=self.micro, operators=self.operators, choices=self.choices, mesh=self.mesh,
             num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
@@ -188,18 +191,36 @@ class StageCosts:
         """Lower bounds on the time of an operator's kernels in a step, on the host and on the device."""
         key = "kernels", self.kind(position)
         if key not in self._parts:
-            operator = self.operators[position]
-            place, spec = self.places.get(operator.name), self.micro.spec(operator)
-            different = {
-                ("kernels", place, self._keys.of_kernels(operator, spec, strategy)): strategy
-                for strategy in self.choices[position]
-            }
-            for own, strategy in different.items():
-                if own not in self.known:
-                    self.known[own] = self._own_s(operator, strategy)
-            parts = [self.known[own] for own in different]
-            self._parts[key] = np.array([min(each.host_s for each in parts), min(each.device_s for each in parts)])
+            self._parts[key] = np.array(self._least_kernels_s(self.operators[position], self.choices[position]))
         host_s, device_s = self._parts[key].tolist()
+        return host_s, device_s
+
+    def _least_kernels_s(self, operator: Operator, choices: Sequence[Strategy]) -> tuple[float, float]:
+        """The least of these bounds with any of some strategies.
+
+        Where a strategy gathers a statistic between its kernels, they are bounded without it first, and it is priced
+        only if they alone take less than with the strategies before.
+        """
+        place, spec, known = self.places.get(operator.name), self.micro.spec(operator), self.known
+        host_s = device_s = math.inf
+        gathering: dict[object, tuple[OperatorSeconds, Strategy]] = {}
+        for strategy in choices:
+            kernels, whole = (
+                keys(operator, spec, strategy) for keys in (self._keys.of_kernels_alone, self._keys.of_kernels)
+            )
+            key = ("kernels", place, kernels) if kernels == whole else ("kernels alone", place, kernels)
+            if key not in known and kernels == whole:
+                known[key] = self._own_s(operator, strategy)
+            elif key not in known:
+                known[key] = self._without_gathers.seconds(operator, strategy)
+            if kernels == whole:
+                host_s, device_s = min(host_s, known[key].host_s), min(device_s, known[key].device_s)
+            else:
+                gathering[whole] = known[key], strategy
+        for alone, strategy in sorted(gathering.values(), key=lambda each: each[0].device_s):
+            if alone.host_s < host_s or alone.device_s < device_s:
+                each = self._own_s(operator, strategy)
+                host_s, device_s = min(host_s, each.host_s), min(device_s, each.device_s)
         return host_s, device_s
 
     def stream_s(self) -> float:

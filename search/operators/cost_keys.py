@@ -68,8 +68,14 @@ class CostKeys:
         return signature, self._cuts(operator, spec, strategy)
 
     def of_kernels(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
-        """A key of the kernels of an operator with a strategy: these depend on the shapes of the parts alone."""
-        if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
+        """A key of the kernels of an operator with a strategy, and of what is gathered between them."""
+        if spec.statistic_layout(strategy.mesh or self.mesh, strategy.dims) is not None:
+            return self.of(operator, spec, strategy)
+        return self.of_kernels_alone(operator, spec, strategy)
+
+    def of_kernels_alone(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
+        """A key of the kernels themselves: these depend on the shapes of the parts alone."""
+        if strategy.out is not None or strategy.mesh is not None:
             return self.of(operator, spec, strategy)
         return self.signature(operator), self._parts(spec, strategy)
 
