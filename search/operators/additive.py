@@ -235,21 +235,24 @@ class StageCosts:
         another layout, no other kernel runs while the tensor is redistributed.
         """
         floors = [self._own_parts(position)[3] for position in range(len(self.operators))]
-        edges = [edge for edge in map(self._awaited, self.tensors.edges()) if edge is not None]
+        edges = map(self._awaited, self.tensors.edges() if self.in_order else ())
         return Problem(
-            own=floors, edges=edges, seconds=self.tensors.seconds, left=[np.arange(len(each)) for each in floors]
+            own=floors, edges=[edge for edge in edges if edge is not None], seconds=self.tensors.seconds,
+            left=[np.arange(len(each)) for each in floors]
         )
 
     def _awaited(self, edge: TensorEdge) -> TensorEdge | None:
         """The part of a tensor's redistributions during which no kernel runs: None if there is none."""
-        if len(edge.variables) != 2 or edge.variables[0] + 1 != edge.variables[1] or not self.in_order:
+        if edge.variables[0] + 1 not in edge.variables[1:] or edge.tensor not in self.micro.producers():
             return None
+        is_read_once = len(edge.variables) == 2
+        edge = edge.between(0, edge.variables.index(edge.variables[0] + 1))
         maker, reader = (self.operators[variable] for variable in edge.variables)
         forward, backward = (all(self.places[each.name].alone[way] for each in (maker, reader)) for way in range(2))
         reads_weights = any(self.micro.tensors[name].kind == "parameter" for name in reader.inputs)
         if not forward:
             return None
-        return replace(edge, wanted=edge.wanted and backward and not reads_weights)
+        return replace(edge, wanted=edge.wanted and backward and is_read_once and not reads_weights)
 
     def _own_table(self, position: int) -> np.ndarray:
         """The time of each strategy of an operator; equal operators share the array."""

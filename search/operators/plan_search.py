@@ -168,7 +168,9 @@ class PlanSearch:
         plans = sorted(fitting, key=_rank)
         best = plans[0]
         least_s = physics_s(self.graph, self.machine, self.num_devices, self.optimizer)
-        relaxed_s = max(least_s, costs.relaxed_s(options)) if len(priced) == len(options) else least_s
+        relaxed_s = least_s
+        if len(priced) == len(options):
+            relaxed_s = max(least_s, costs.relaxed_s(options, lambda: self._has_used(_TO_BOUND)))
         return SearchResult(
             plans=plans[:top_k],
             lower_bound_s=relaxed_s,

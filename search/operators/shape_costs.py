@@ -18,9 +18,6 @@ from search.operators.stage import Floor, StageSearch
 
 __all__ = ["ShapeCosts"]
 
-_SMALL_STAGE = 100
-"""Operators of a stage whose bound includes redistributions: their tables take long in large graphs."""
-
 _Stage = tuple[int, int, int, int, int]
 """Micro-batches, ranks of the complete plan, the ends of the stage (`ShapeSpace.ends`), and its devices."""
 
@@ -82,10 +79,10 @@ class ShapeCosts:
             self._exact.add(entry)
         return bool(open_)
 
-    def relaxed_s(self, options: Sequence[Option]) -> float:
+    def relaxed_s(self, options: Sequence[Option], is_over: Callable[[], bool]) -> float:
         """No plan of these shapes is faster: the compute of its slowest stage, split as far as each operator can be.
 
-        In small stages the redistributions that no kernel can overlap are added (`StageCosts.stream_s`). Where ranks
+        The redistributions that no kernel can overlap are added until time is up (`StageCosts.stream_s`). Where ranks
         share cores, all that the ranks of a single stage compute must also pass through them.
         """
         bounds = [(self._floor_s(option), number, False) for number, option in enumerate(options)]
@@ -94,7 +91,7 @@ class ShapeCosts:
             least_s, number, is_final = bounds[0]
             if is_final:
                 return least_s
-            heapq.heapreplace(bounds, (max(least_s, self._stream_s(options[number])), number, True))
+            heapq.heapreplace(bounds, (max(least_s, self._stream_s(options[number], is_over)), number, True))
         return math.inf
 
     def _floor_s(self, option: Option) -> float:
@@ -115,14 +112,13 @@ class ShapeCosts:
             self._kernels[key] = Floor(sum(floor.host_s for floor in mine), sum(floor.device_s for floor in mine))
         return self._kernels[key]
 
-    def _stream_s(self, option: Option) -> float:
-        """The compute stream of the slowest small stage of a shape."""
+    def _stream_s(self, option: Option, is_over: Callable[[], bool]) -> float:
+        """The compute stream of the slowest stage of a shape."""
         found = [0.0]
         for stage in range(len(option[2])) if self.machine.host_async else ():
             count, ranks, start, end, width = self._stage(option, stage)
             names = self.space.segment(start, end)
-            if len(names) <= _SMALL_STAGE:
-                found.append(self.stage_search(count, ranks).stream_s(names, range(width)))
+            found.append(self.stage_search(count, ranks).stream_s(names, range(width), is_over))
         return max(found)
 
     def weights(self) -> list[float]:

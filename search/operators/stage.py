@@ -30,6 +30,9 @@ __all__ = ["Floor", "StageAnswer", "StageSearch"]
 
 _EVERY = 1 << 30
 
+_MANY = 100
+"""Operators of a stage above which the tables of only one mesh are kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnswer:
@@ -288,9 +291,18 @@ class StageSearch:
         for mesh in self.meshes((), ranks):
             yield self._tables(names, mesh, {}, self._choice.price_of)  # type: ignore[arg-type]
 
-    def stream_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
-        """A lower bound on the time of a stage's compute streams in a step, for any strategies (`StageCosts`)."""
-        return min(self.costs(names, mesh).stream_s() for mesh in self.meshes((), ranks))
+    def stream_s(self, names: Sequence[str], ranks: Sequence[int], is_over: Callable[[], bool]) -> float:
+        """A lower bound on the time of a stage's compute streams in a step, for any strategies (`StageCosts`); 0 if
+        time is up before all meshes have one.
+        """
+        found = math.inf
+        for mesh in self.meshes((), ranks):
+            if is_over():
+                return 0.0
+            found = min(found, self.costs(names, mesh).stream_s())
+            if len(names) > _MANY:
+                self._forget(names, mesh)
+        return found
 
     # ---------------------------------------------------------------- helpers
 
