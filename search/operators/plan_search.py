@@ -305,9 +305,14 @@ class PlanSearch:
             self._simulated(plan)
 
     def _leveled(self, shape: PipelineShape) -> None:
-        """Simulate the best answers of a shape at every optimizer-parallel level, where that is searched."""
+        """Simulate the best answers of a shape at every optimizer-parallel level, where that is searched and there is
+        time; `_ways` varies the levels of the best plans in any case.
+        """
         for level in LEVELS if self.ways.levels and max(shape.widths) > 1 else ():
             if level != self.optimizer.parallel_level and not self.is_over():
+                if self._is_late():
+                    self.complete = False
+                    return
                 answers = [answer[0] for answer in self._answers(shape, 1, level)]
                 self._simulated(at_level(self._plan(shape, answers), level))
 
