@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -235,24 +236,22 @@ class StageCosts:
         another layout, no other kernel runs while the tensor is redistributed.
         """
         floors = [self._own_parts(position)[3] for position in range(len(self.operators))]
-        edges = map(self._awaited, self.tensors.edges() if self.in_order else ())
         return Problem(
-            own=floors, edges=[edge for edge in edges if edge is not None], seconds=self.tensors.seconds,
-            left=[np.arange(len(each)) for each in floors]
-        )
+            own=floors, edges=self._awaited() if self.in_order else [], seconds=self.tensors.seconds,
+            left=[np.arange(len(each)) for each in floors],
+        )  # fmt: skip
 
-    def _awaited(self, edge: TensorEdge) -> TensorEdge | None:
-        """The part of a tensor's redistributions during which no kernel runs: None if there is none."""
-        if edge.variables[0] + 1 not in edge.variables[1:] or edge.tensor not in self.micro.producers():
-            return None
-        is_read_once = len(edge.variables) == 2
-        edge = edge.between(0, edge.variables.index(edge.variables[0] + 1))
-        maker, reader = (self.operators[variable] for variable in edge.variables)
-        forward, backward = (all(self.places[each.name].alone[way] for each in (maker, reader)) for way in range(2))
-        reads_weights = any(self.micro.tensors[name].kind == "parameter" for name in reader.inputs)
-        if not forward:
-            return None
-        return replace(edge, wanted=edge.wanted and backward and is_read_once and not reads_weights)
+    def _awaited(self) -> list[TensorEdge]:
+        """Per tensor that an operator hands to the next one the redistributions during which no kernel runs."""
+        found, consumers, wanted = [], self.micro.consumers(), self.micro.needs_gradient()
+        for maker, reader in pairwise(self.operators):
+            forward, backward = (all(self.places[each.name].alone[way] for each in (maker, reader)) for way in range(2))
+            backward &= not any(self.micro.tensors[name].kind == "parameter" for name in reader.inputs)
+            for name in dict.fromkeys(maker.outputs) if forward else ():
+                if name in reader.inputs:
+                    is_back = backward and name in wanted and len(consumers[name]) == 1
+                    found.append(self.tensors.edge_of(name, maker, [reader], is_back))
+        return found
 
     def _own_table(self, position: int) -> np.ndarray:
         """The time of each strategy of an operator; equal operators share the array."""

@@ -43,7 +43,7 @@ _LEAN = 4
 """Number of answers of a stage whose memory is checked even after the time limit."""
 
 
-_TO_BOUND = 0.8
+_TO_BOUND = 0.9
 """Share of the time after which the bound is left as it is; the rest is for the plans at their own clocks."""
 
 

@@ -65,16 +65,6 @@ class TensorEdge:
             sizes=tuple(map(len, rows)), wanted=self.wanted,
         )  # fmt: skip
 
-    def between(self, maker: int, reader: int) -> TensorEdge:
-        """The same tensor with one of its readers; both by their places in `variables`."""
-        places = (maker, reader)
-        return TensorEdge(
-            tensor=self.tensor, form=self.form, variables=tuple(self.variables[at] for at in places),
-            source=self.source, arrives=self.arrives, kind_of=[self.kind_of[at] for at in places],
-            slots=[(1, read, back) for at, read, back in self.slots if at == reader],
-            sizes=tuple(self.sizes[at] for at in places), wanted=self.wanted,
-        )  # fmt: skip
-
     def moves(self, values: Sequence[int]) -> list[tuple[int, int]]:
         """The layouts between which one choice moves the tensor and its gradient, as pairs of numbers."""
         kinds = [int(kind_of[values[variable]]) for kind_of, variable in zip(self.kind_of, self.variables, strict=True)]
