@@ -161,7 +161,7 @@ class Costs:
         level = 2 if self.problem.pins.zero in (None, 2, 3) and not sums else 0
         return self.chunks(in_any_order(stage), dp, level, contention=False)
 
-    def reduces_each(self, stage: StageConfig, dp: int, level: int) -> bool:
+    def reduces_per_micro_batch(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether gradients are reduced after every micro-batch instead of summed, as the stack runs the level."""
         if level < 2:
             return False

@@ -164,7 +164,7 @@ class Estimates:
         bound_s = self.plain_level_bound_s(mesh, size, stage, level)
         if bound_s >= enough_s or (not excess_bytes and self._plain_stage(stage) is not None):
             return bound_s
-        sums = not self.costs.reduces_each(stage, mesh.dp, level)
+        sums = not self.costs.reduces_per_micro_batch(stage, mesh.dp, level)
         pieces_s, more_s = self._least_s(stage, excess_bytes, sums=sums)
         return self._bound_with_optimizer_s(mesh, size, stage, level, pieces_s, more_s)
 
@@ -175,7 +175,7 @@ class Estimates:
             return 0.0
         key = mesh, plain, level
         if key not in self._level_bounds:
-            sums = not self.costs.reduces_each(stage, mesh.dp, level)
+            sums = not self.costs.reduces_per_micro_batch(stage, mesh.dp, level)
             pieces_s = self.costs.piece_seconds(plain, sums=sums)
             self._level_bounds[key] = self._bound_with_optimizer_s(mesh, size, plain, level, pieces_s)
         return self._level_bounds[key]
@@ -192,7 +192,7 @@ class Estimates:
         """`_pipeline_bound_s` with transfers, and with gathers and reductions that every micro-batch waits for: a block
         takes no less than these keep their channels busy."""
         gathers = self.costs.gathers_per_use(stage, mesh.dp, level)
-        reduces = self.costs.reduces_each(stage, mesh.dp, level)
+        reduces = self.costs.reduces_per_micro_batch(stage, mesh.dp, level)
         if gathers or reduces:
             gathered, reduced = self._least_busy_s(mesh, stage, level)
             pieces_s, backward = pieces_s.copy(), pieces_s[:, 1:].sum(axis=1)
