@@ -1,6 +1,6 @@
 """Write what is kept anew: `python -m tests.kept`; with `captures`, the graphs of captured modules."""
 
-import sys
+import argparse
 
 from tests.kept.lines import FOLDER
 
@@ -21,4 +21,6 @@ def write(what: str) -> None:
 
 
 if __name__ == "__main__":
-    write("_".join(["kept", *sys.argv[1:]]))
+    parser = argparse.ArgumentParser(prog="python -m tests.kept", description=__doc__)
+    parser.add_argument("captures", nargs="?", choices=["captures"])
+    write("kept_captures" if parser.parse_args().captures else "kept")
