@@ -104,8 +104,10 @@ def _of_nodes(row: dict[str, str], each_of: int) -> None:
         fill(row, {"gpu_type": named.group(2)})
     if grid := re.fullmatch(r"(\d+) ?[x\u00d7*] ?(\d+)", nodes):  # "2x8"
         nodes, each = grid.group(1), each or grid.group(2)
+    if not each and each_of not in (0, USUAL_NODE):
+        each = str(each_of)
     if each:
         row["notes"] = f"{row.get('notes', '')}; {count_of('per_node', each)} GPUs per node".strip("; ")
     if nodes and not row.get("gpu_count"):
-        per = count_of("per_node", each) if each else each_of or USUAL_NODE
+        per = count_of("per_node", each) if each else USUAL_NODE
         row["gpu_count"] = str(count_of("nodes", nodes) * per)

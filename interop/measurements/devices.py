@@ -42,9 +42,10 @@ _DEVICES_OF_INSTANCES = (
     (r"p3\.2x|p5\.4x", 1),
     (r"p3\.8x", 4),
     (r"p[3-6][a-z]*", 8),
-    (r"g[56]e?\.48x", 8),
-    (r"g[56]e?\.(?:12|24)x", 4),
-    (r"g[56]e?\.\d+x", 1),
+    (r"g[56]e?\.48x|g4dn\.metal|g2-standard-96", 8),
+    (r"g[56]e?\.(?:12|24)x|g4dn\.12x|g2-standard-48|nc96\w* a100", 4),
+    (r"g2-standard-24|nc48\w* a100", 2),
+    (r"g(?:4dn|[56]e?)\.\d*x|g2-standard-\d|nc24\w* a100", 1),
 )
 """Patterns of instances and systems -> the devices of one, where its name does not end with their number."""
 

@@ -69,6 +69,8 @@ def _as_calls(numbers: np.ndarray[Any, Any], dtype: torch.dtype, device: Any) ->
     """Calls that make numbers; None if they would be many."""
     if not numbers.size:
         return None
+    if dtype == torch.int64:
+        numbers = numbers.astype(np.int64)  # fractions are cut off; True - False is True in numpy
     first = numbers.flat[0].item()
     if not numbers.ndim or (numbers == first).all():
         return torch.full(numbers.shape, first, dtype=dtype, device=device)
@@ -97,12 +99,12 @@ _PART = Tensor.__getitem__
 
 
 def _part(self: Tensor, index: Any) -> Tensor:
-    """A part of a tensor; indices that are numbers become a slice or a tensor that calls make."""
+    """A part of a tensor; indices that are numbers become a copy of a slice, or a tensor that calls make."""
     given = index if isinstance(index, tuple) else (index,)
     if not any(map(_are_indices, given)):
         return _PART(self, index)
     alone = sum(_are_indices(each) or isinstance(each, Tensor) for each in given) == 1
-    return _PART(self, tuple(_chosen(each, alone) if _are_indices(each) else each for each in given))
+    return _PART(self, tuple(_chosen(each, alone) if _are_indices(each) else each for each in given)).clone()
 
 
 def _are_indices(index: Any) -> bool:

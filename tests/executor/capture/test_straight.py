@@ -60,6 +60,10 @@ class Block(nn.Module):
         return made
 
     def forward(self, x, labels):
+        if self.way == "numbers":
+            x = x * torch.tensor([True, False] * 8, dtype=torch.int64)
+            copied = x[..., [0, 1]]
+            copied += 1.0
         q, k, v = self.heads(x)
         mask, causal = None, False
         if self.way == "mask":
@@ -86,7 +90,7 @@ class Block(nn.Module):
 
 WAYS = (
     "permuted", "selected", "rotated", "cached", "mask", "added mask", "open mask", "trained mask",
-    "trained mask, dropped",
+    "trained mask, dropped", "numbers",
 )  # fmt: skip
 
 

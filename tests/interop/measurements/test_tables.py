@@ -12,6 +12,7 @@ from costmodels import Machine
 from interop.measurements.batches import BadCell
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, Skip
 from interop.measurements.composed import plain_row
+from interop.measurements.counts import count_devices
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.forecasts import measured_as, model_flops, run_of
 from interop.measurements.machines import machine_of
@@ -58,6 +59,18 @@ ROW = {
 )  # fmt: skip
 def test_devices_in_many_spellings(text, name):
     assert device_named(text)[0] == name
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "count", "notes"),
+    [("4 x g4dn.12xlarge", "", "16", "4 GPUs per node"), ("g5.12xlarge", "4", "16", "4 GPUs per node"),
+     ("2x g2-standard-96", "", "16", ""), ("2 x NC96ads A100 v4", "", "8", "4 GPUs per node"),
+     ("8 x g5.xlarge", "", "8", "1 GPUs per node"), ("p4d.24xlarge", "2", "16", "")],
+)  # fmt: skip
+def test_instances_have_their_number_of_devices(device, nodes, count, notes):
+    row = {"gpu_type": device, "nodes": nodes}
+    count_devices(row)
+    assert row["gpu_count"] == count and row.get("notes", "") == notes
 
 
 @pytest.mark.parametrize("text", ["MI300A", "H20 PCIe", "GTX 1080", "TPU v4", "Gaudi", "A16", "Trainium2"])
