@@ -24,12 +24,12 @@ _HOSTS = (
     ("gh200", 2000e9, 450e9),  # four Grace of 500 GB/s; NVLink-C2C
     ("gb[23]00", 18400e9, 225e9),  # NVL72: 36 Grace of 512 GB/s; NVLink-C2C for two
     ("b[23]00", 717e9, 32e9),  # DGX B200: eight of DDR5-5600; PCIe 5 x16 for two
-    ("mi300x", 921e9, 64e9),  # two EPYC 9004: twelve of DDR5-4800; PCIe 5 x16
+    ("mi3", 921e9, 64e9),  # two EPYC 9004: twelve of DDR5-4800; PCIe 5 x16
     ("ascend", 751e9, 32e9),  # Atlas 800T A2: four Kunpeng 920, eight of DDR4-2933; PCIe 4 x16
     ("", 614e9, 32e9),  # DGX H100: eight of DDR5-4800; PCIe 5 x16 for two
 )
 """Pattern of a device -> bytes per second of the memory of its usual node's host, and of the device's way to it in one
-direction, while all devices use theirs (data sheets)."""
+direction, while all devices use theirs (data sheets); no more than its link, of cards on PCIe."""
 
 _UPDATE_BYTES = 30
 """Of a parameter: float32 weight, momentum and variance are read and written, 24 bytes; the gradient is read in float32
@@ -80,6 +80,7 @@ def with_host_memory(
     devices' shards, and the new weights come back. Offloaded weights come for every gather, beside the compute.
     """
     _, memory_Bps, way_Bps = next(each for each in _HOSTS if re.search(each[0], machine.name))
+    way_Bps = min((way_Bps, *(link.bandwidth_Bps for link in machine.links if "PCIe" in link.name)))
     ranks, level = degrees.num_ranks, degrees.optimizer.parallel_level
     shard = config.num_parameters / ranks
     shard_bytes = itemsize(config.dtype) * shard
