@@ -235,7 +235,7 @@ def _layout(text: str, header: str) -> dict[str, str]:
         return {{"v": "vpp"}.get(name, f"{name}p"): count for name, count in re.findall(r"([a-z])(\d+)", text.lower())}
     found, low = {}, _VERSIONS.sub("fsdp", text.lower()).replace("_", " ")
     if behind := re.findall(r"(\d+) ?\(?(tp|pp|dp|cp|ep)\)?(?![a-z\d])", low):  # "4(TP) x 4(PP)", "4TP/4PP"
-        if not re.search(r"[tpdce]p[ =:]*\d", low):
+        if not _DEGREES.search(low):
             return {name: count for count, name in behind}
     for column, words in _WORDS.items():
         after = re.search(rf"(?<![a-z])(?:{words})(?:(?!bf|fp|tf|float|zero|stage)[a-z -])*[=:_ ]*(\d+)", low)

@@ -391,6 +391,8 @@ def test_spellings_of_cells(cells, reads):
 @pytest.mark.parametrize(
     ("cell", "degrees"),
     [
+        ("tp_size=2 pp_size=4", {"tp": "2", "pp": "4"}),
+        ("4(TP) x 2(PP)", {"tp": "4", "pp": "2"}),
         ("TP8PP4DP2", {"tp": "8", "pp": "4", "dp": "2"}),
         ("tp2_pp4_ep8_mbs1", {"tp": "2", "pp": "4", "ep": "8", "micro_batch": "1"}),
         ("t = 8, p = 1, d = 4", {"tp": "8", "pp": "1", "dp": "4"}),
