@@ -86,10 +86,15 @@ class Group:
         """The fewest members in a domain of the tier below the slowest one; 1 for a group inside the first tier."""
         return self.tiers[-2].emptiest if self.top else 1
 
+    @property
+    def _farness(self) -> tuple[int, int, int]:
+        return self.top, -self.together, self.tiers[0].fullest
+
     def is_no_nearer(self, other: Group) -> bool:
         """Whether this group is on links that are no faster than those of another one of as many members: a farther
-        tier, or the same with fewer members together, and no way out is shared by fewer."""
-        if (self.top, -self.together) < (other.top, -other.together):
+        tier, or the same with fewer members together, or with as many and a node no less full; and no way out is shared
+        by fewer."""
+        if self._farness < other._farness:
             return False
         return all(own.sharing >= its.sharing for own, its in zip(self.tiers, other.tiers, strict=False))
 

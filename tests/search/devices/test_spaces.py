@@ -12,9 +12,10 @@ from search.devices import Pins, Problem
 SMALL = TransformerConfig(name="small", num_layers=3, hidden=256, num_heads=4, ffn=1024, vocab=1024, seq=512)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_no_configuration_of_a_random_space_is_faster(seed: int) -> None:
-    found = compared(seed, most=150)
+@pytest.mark.parametrize(("seed", "most"), [(1, 150), (2, 150), (48, 200)])
+def test_no_configuration_of_a_random_space_is_faster(seed: int, most: int) -> None:
+    """In the last one 2 of 3 members of a group in a node are faster than all 3, with as many ways out."""
+    found = compared(seed, most)
     assert found["configurations"] >= 20 and not found["beaten"], found
 
 
