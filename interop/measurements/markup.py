@@ -23,7 +23,7 @@ _RAISED = dict(zip("12345", "\u00b9\u00b2\u00b3\u2074\u2075", strict=True)) | {
 """Marks of footnotes inside <sup>, and the signs that are read as marks."""
 
 _BELOW = 6
-"""Pieces of text below the last table that are about it."""
+"""Number of pieces of text below the last table that are given to it; of later ones only footnotes are."""
 
 _MARKS = {r"\\dagger": "\u2020", r"\\ddagger": "\u2021", r"\\ast": "*", r"\^\{?\*": "*"}
 """Commands of the marks of footnotes, and the marks."""

@@ -12,23 +12,8 @@ from interop.measurements.precisions import precision_named
 __all__ = ["NOTHING", "failure_of", "is_nothing", "is_out_of_memory", "runs_of"]
 
 NOTHING = (
-    "",
-    "-",
-    "--",
-    "\u2013",
-    "\u2014",
-    "n/a",
-    "na",
-    "nan",
-    "x",
-    "\u2717",
-    "\u00d7",
-    "/",
-    "none",
-    "tbd",
-    "n.a.",
-    "\\",
-)
+    "", "-", "--", "\u2013", "\u2014", "n/a", "na", "nan", "x", "\u2717", "\u00d7", "/", "none", "tbd", "n.a.", "\\",
+)  # fmt: skip
 """Cells of a column of figures in which nothing was measured."""
 
 _FAILED = re.compile(
