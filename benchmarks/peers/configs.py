@@ -128,6 +128,19 @@ MODELS: Mapping[str, TransformerConfig] = {
             name="3x3584-long", num_layers=3, hidden=3584, num_heads=28, ffn=9728, vocab=32000, seq=9216
         ),
         gpt("gpt-1536", num_layers=12, hidden=1536, num_heads=24, vocab=50304, seq=1024),
+        # of the twelfth set: others again
+        TransformerConfig(name="8x2944", num_layers=8, hidden=2944, num_heads=46, ffn=7936, vocab=34816, seq=2048),
+        TransformerConfig(name="12x2432", num_layers=12, hidden=2432, num_heads=38, ffn=6656, vocab=53248, seq=1536),
+        TransformerConfig(name="4x6400", num_layers=4, hidden=6400, num_heads=50, ffn=17408, vocab=45056, seq=4096),
+        TransformerConfig(name="16x256", num_layers=16, hidden=256, num_heads=4, ffn=704, vocab=8192, seq=512),
+        TransformerConfig(
+            name="3x3456-long", num_layers=3, hidden=3456, num_heads=54, ffn=9216, vocab=32000, seq=11264
+        ),
+        gpt("gpt-1408", num_layers=14, hidden=1408, num_heads=22, vocab=50304, seq=1024),
+        TransformerConfig(
+            name="moe-5", num_layers=4, hidden=1664, num_heads=26, ffn=4608, vocab=32000, seq=2048,
+            experts=Experts(num_experts=5, top_k=2, ffn=4608),
+        ),
         # so narrow that a GPU waits for its host all the time, in two depths: the difference is the time of a block
         TransformerConfig(name="6x128", num_layers=6, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),
         TransformerConfig(name="24x128", num_layers=24, hidden=128, num_heads=8, ffn=256, vocab=512, seq=64),

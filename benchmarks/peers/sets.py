@@ -538,6 +538,41 @@ _ELEVENTH_ON_4 = (
     _case("gpt-1536", 32, tp=4, micro_batch=16),
 )
 
+_TWELFTH_ON_1 = (
+    _case("8x2944", 4, micro_batch=4),
+    _case("8x2944", 4, micro_batch=4, products="float8-rowwise"),
+    _case("16x256", 16, micro_batch=4),
+    _case("12x2432", 8, micro_batch=4),
+    _case("4x6400", 2, micro_batch=2),
+    _case("gpt-1408", 16, micro_batch=8),
+    _case("4x6400", 2, micro_batch=2, products="float8"),
+    _case("moe-5", 8, micro_batch=8),
+    _case("3x3456-long", 1, micro_batch=1),
+    _case("8x2944", 6, micro_batch=2),
+)
+_TWELFTH_ON_2 = (
+    _case("8x2944", 8, tp=2, micro_batch=8, sequence_parallel=True),
+    _case("12x2432", 16, dp=2, micro_batch=8, zero=3),
+    _case("8x2944", 8, pp=2, micro_batch=1),
+    _case("4x6400", 4, dp=2, micro_batch=2, zero=2, products="float8-rowwise"),
+    _case("16x256", 32, dp=2, micro_batch=8),
+    _case("gpt-1408", 32, tp=2, micro_batch=32),
+    _case("8x2944", 8, dp=2, micro_batch=4),
+    _case("4x6400", 4, tp=2, micro_batch=4),
+    _case("12x2432", 16, pp=2, micro_batch=2, schedule="zb_h1"),
+    _case("16x256", 32, tp=2, micro_batch=16),
+    _case("4x6400", 4, dp=2, micro_batch=2, zero=3),
+    _case("gpt-1408", 32, dp=2, micro_batch=16, zero=2),
+    _case("8x2944", 8, tp=2, micro_batch=2),
+    _case("16x256", 32, pp=2, micro_batch=8),
+    _case("12x2432", 16, dp=2, micro_batch=2, **_ONCE),
+    _case("3x3456-long", 2, dp=2, micro_batch=1),
+    _case("16x256", 32, dp=2, micro_batch=8, zero=3),
+    _case("gpt-1408", 32, pp=2, micro_batch=4, schedule="interleaved_1f1b", virtual=7),
+    _case("12x2432", 16, tp=2, micro_batch=16, sequence_parallel=True),
+    _case("moe-5", 16, dp=2, micro_batch=8),
+)
+
 _HOST_ON_1 = tuple(_case(f"{blocks}x128", batch, micro_batch=1) for batch in (4, 1) for blocks in (24, 6))
 _HOST_ON_2 = tuple(
     _case(f"{blocks}x128", batch, **degrees, micro_batch=1)
@@ -585,11 +620,12 @@ SETS: Mapping[str, Mapping[int, tuple[Case, ...]]] = {
     "ninth": {1: _NINTH_ON_1, 2: _NINTH_ON_2, 4: _NINTH_ON_4},
     "tenth": {1: _TENTH_ON_1, 2: _TENTH_ON_2},
     "eleventh": {1: _ELEVENTH_ON_1, 2: _ELEVENTH_ON_2, 4: _ELEVENTH_ON_4},
+    "twelfth": {1: _TWELFTH_ON_1, 2: _TWELFTH_ON_2},
     "host": {1: _HOST_ON_1, 2: _HOST_ON_2},
     "megatron": {1: _MEGATRON_ON_1, 2: _MEGATRON_ON_2, 4: _MEGATRON_ON_4},
 }
 """Name -> the cases of a set. The third was chosen after the second had corrected prices of kernels, and predicted
-before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to eleventh
+before any of it ran. The fourth has small layers in half of its plans. It, the fifth and the seventh to twelfth
 were predicted first too; the sixth is in `benchmarks.accuracy.step_plans`. "host" has steps of which only the host
 takes time, in two depths and with several micro-batches or one, so that the time of a block in a step is a difference.
 "megatron" compares with Megatron-Core."""

@@ -126,7 +126,7 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
         name="matrix", share=0.19, fits="compute",
         jobs=lambda session: matrix_jobs(session.device.num_processors, float8=session.device.multiplies_float8),
     ),
-    AloneSection(name="kernels", share=0.1, fits="compute", jobs=lambda session: kernel_jobs()),
+    AloneSection(name="kernels", share=0.1, fits="compute", jobs=lambda session: kernel_jobs(session.options.calls)),
     AloneSection(name="attention", share=0.12, fits="compute", jobs=lambda session: attention_jobs()),
     AloneSection(
         name="rules", share=0.2, fits="compute.rules",

@@ -27,6 +27,25 @@ _LOGITS = ((512, 32000), (2048, 32000), (8192, 32000), (4096, 50257), (2048, 128
 _TABLES = ((2048, 32000, 4096), (8192, 32000, 4096), (8192, 50257, 2048), (8192, 128256, 8192))
 _TURNED = ((2048, 8, 128), (2048, 32, 128), (8192, 32, 128), (4096, 64, 128), (32768, 16, 128), (16384, 16, 64))
 """Shape of queries or keys: (tokens, heads, features of a head)."""
+_MORE_TABLES = (
+    *((tokens, 32000, 2048) for tokens in (256, 512, 1024, 2048, 3072, 3136, 4096, 16384, 32768)),
+    *((tokens, 16384, 1024) for tokens in (1024, 4096, 32768)),
+    *((8192, 32000, features) for features in (256, 512, 1024, 8192)),
+    *((2048, 128256, features) for features in (1024, 8192)),
+    *((8192, rows, 1024) for rows in (512, 4096, 262144)),
+    (2048, 512, 2048),
+    (2048, 32000, 8192),
+    (4096, 50304, 4096),
+)
+"""Tables whose gradients are measured as well: torch sorts the tokens from 3,073 on, and adds equal ones."""
+_UPDATES = (
+    *((2**16 * blocks, 1) for blocks in (1, 8, 64, 96, 132, 192, 256, 264, 320, 384, 528, 640, 1280)),
+    *((size * tensors, tensors) for size in (2**10, 2**14, 2**16, 2**18) for tensors in (36, 72, 256)),
+    (2**20 * 36, 36),
+    (3 * 2**22 * 24, 24),
+    (2**13 * 512, 512),
+)
+"""Updates whose launches are measured as well, as (elements, tensors)."""
 _HELD_OUT_KERNELS = 45
 
 Make = Callable[[OperandPool], Call]
@@ -243,8 +262,13 @@ def _job(point: Point, make: Make, *, tier: int, once: bool = False, needs: int 
     return Job(point=point, make=make_all, tier=tier, needs_bytes=needs * moved, work=1.0 * moved)
 
 
-def kernel_jobs(*, seed: int = 20_27) -> list[Job]:
-    """All kernels bound by memory; held-out ones chosen by `seed`."""
+def kernel_jobs(calls: Sequence[str] = (), *, seed: int = 20_27) -> list[Job]:
+    """Kernels bound by memory; held-out ones chosen by `seed`.
+
+    Args:
+        calls: the only ones to take, such as "adamw_fused"; empty: all.
+        seed: of the held-out ones.
+    """
     jobs = _held_out(random.Random(seed))
     for (name, (_, outputs, _)), elements in itertools.product(_elementwise().items(), _ELEMENTS):
         if outputs or elements >= 2**20:
@@ -272,9 +296,15 @@ def kernel_jobs(*, seed: int = 20_27) -> list[Job]:
             if elements < 2**29:
                 jobs.append(_update_job("fused", elements, tensors, "float32", 2))
                 jobs.append(_update_job("foreach", elements, tensors, "bfloat16", 1 if tensors == 16 else 2))
+    jobs += [_embedding_job("embedding_backward", table, 3) for table in _MORE_TABLES]
+    for (elements, tensors), kind in itertools.product(_UPDATES, ("fused", "foreach")):
+        jobs.append(_update_job(kind, elements, tensors, "bfloat16", 3))
+        if kind == "fused":
+            jobs.append(_update_job(kind, elements, tensors, "float32", 3))
     first: dict[Any, Job] = {}
     for job in jobs:
-        first.setdefault(job.point.key, job)
+        if not calls or job.point.call in calls:
+            first.setdefault(job.point.key, job)
     return list(first.values())
 
 

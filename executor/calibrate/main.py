@@ -95,7 +95,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--order", type=int, default=0, help="seed of the order of points")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
     parser.add_argument("--rule-plans", nargs="*", default=[], help="more of them, timed only alone")
-    parser.add_argument("--calls", nargs="*", default=[], help="instructions of the section rules; all by default")
+    parser.add_argument("--calls", nargs="*", default=[], help="of the sections kernels and rules; all by default")
     parser.add_argument("--requested", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
     return parser.parse_args(arguments)
