@@ -42,6 +42,8 @@ _WORTH_VARYING = 1.5
 _LEAN = 4
 """Number of answers of a stage whose memory is checked even after the time limit."""
 
+_TO_SHAPES = 0.7
+"""Share of the time after which no further shapes are simulated if some have no bound yet."""
 
 _TO_BOUND = 0.9
 """Share of the time after which the bound is left as it is; the rest is for the plans at their own clocks."""
@@ -74,6 +76,7 @@ class PlanSearch:
     rejected: list[Rejected] = field(default_factory=list)
     complete: bool = True
     _is_searching: bool = False
+    _is_ended: bool = False
     _stages: dict[tuple[int, int, int], StageSearch] = field(default_factory=dict)
     _tried: dict[Plan, Plan] = field(default_factory=dict)
 
@@ -94,10 +97,10 @@ class PlanSearch:
         return self._stages[key]
 
     def is_over(self) -> bool:
-        """Whether time is up."""
+        """Whether time is up, or Ctrl-C was pressed."""
         if self.deadline is not None and time.perf_counter() > self.deadline:
-            self.complete = False
-        return not self.complete
+            self.complete, self._is_ended = False, True
+        return self._is_ended
 
     def time_left_s(self) -> float:
         """Seconds until the time limit."""
@@ -152,7 +155,7 @@ class PlanSearch:
         except _OutOfTimeError:
             pass
         except KeyboardInterrupt:
-            self.complete = False
+            self.complete, self._is_ended = False, True
             if not self._fitting():
                 raise
         self._is_searching = False
@@ -189,7 +192,7 @@ class PlanSearch:
         self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape], priced: list[Option]
     ) -> None:
         """Simulate shapes and the neighbours of the best; fill `asked` with them, the fastest that fits first, and
-        `priced` with the options that there was time to look at.
+        `priced` with the options that there was time to bound.
         """
         if self.deadline is not None and not self.pinned:
             self._usual(costs, options, asked)
@@ -198,17 +201,18 @@ class PlanSearch:
                 self._check_time()
                 self._neighbours(asked[0])
         priced[:] = costs.affordable(options, lambda: self._has_used(0.35))
-        self.complete = self.complete and len(priced) == len(options)
+        is_priced = len(priced) == len(options)
+        self.complete = self.complete and is_priced
         if priced and not (asked and self.is_over()):
-            self._shapes(costs, priced, asked)
+            self._shapes(costs, priced, asked, self.is_over if is_priced else lambda: self._has_used(_TO_SHAPES))
         if self._fitting() and self.deadline is not None and not self._has_floors(asked[0]):
             self.complete = False  # strategies take longer to search than to bound
-        if not (self._fitting() and self.is_over()):
+        elif not (self._fitting() and self.is_over()):
             self._neighbours(asked[0])
             self._leveled(asked[0])
         self._fitted()
         self._ways(costs.weights)
-        costs.affordable(priced, lambda: self._has_used(_TO_BOUND))
+        priced[:] = costs.affordable(options, lambda: self._has_used(_TO_BOUND))
 
     # --------------------------------------------------------------- simulation
 
@@ -234,7 +238,9 @@ class PlanSearch:
                     break
                 before_s = step_s
 
-    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
+    def _shapes(
+        self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape], is_over: Callable[[], bool]
+    ) -> None:
         """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
         if len(options) == 1:
             asked.append(costs.space.shape(options[0]))
@@ -254,7 +260,7 @@ class PlanSearch:
         for option in filter(self._is_plain, options):
             if (estimate_s := ranking.take(option)) < float("inf"):
                 simulate(option, estimate_s)
-        while (following := ranking.next(lambda: bool(found) and self.is_over())) is not None:
+        while (following := ranking.next(lambda: bool(found) and is_over())) is not None:
             simulate(*following)
         if not found:
             raise TwofoldError(costs.reason)
@@ -264,7 +270,7 @@ class PlanSearch:
             moved = [option for option in costs.space.moved(best) if option not in tried]
             tried.update(moved)
             for option in [*moved, *ranking.near(best)][:left]:
-                if self.is_over():
+                if is_over():
                     return
                 estimate_s = (ranking if option in listed else Ranking(costs, [option])).take(option)
                 if estimate_s < float("inf"):

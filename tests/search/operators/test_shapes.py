@@ -122,6 +122,17 @@ def test_the_time_limit_gives_the_best_so_far(machine: Machine, num_stages: int 
     assert not found.complete and found.plans and "the best plan so far" in found.summary()
 
 
+def test_a_search_that_cannot_price_all_shapes_uses_its_time_for_the_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock advances by a second each time it is asked. Of 400 s, pricing takes 140 s and does not end."""
+    ticks = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    graph = mlp_graph([64, 48, 32, 16], 24)
+    found = search(graph, machine, num_devices=6, num_stages=None, num_micro_batches=None, time_limit_s=400)
+    assert not found.complete and found.search_s > 300
+
+
 def test_without_time_a_plan_is_no_slower_than_data_parallelism(machine: Machine) -> None:
     """Of one shape too. Activations are so many that splitting weights, which an additive cost may prefer, is slow."""
     graph = mlp_graph([64, 64, 64, 64, 10], 4096)
