@@ -33,7 +33,7 @@ from search.devices.stage_config import StageConfig, in_any_place, in_order, wit
 from search.result import Rejected
 from simulator.estimate.chunk import Chunk
 
-__all__ = ["Child", "Kind", "Nodes", "Scheduled", "after_leaf", "leaf_values"]
+__all__ = ["Child", "Kind", "Nodes", "Scheduled", "after_leaf", "leaf_values", "likely_leaves"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -361,6 +361,13 @@ def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:
     decided, ranked, at = node
     if at + 1 < len(ranked):
         yield ranked[at + 1][0], Kind.LEAF, (decided, ranked, at + 1)
+
+
+def likely_leaves(node: tuple[Any, ...], enough_s: float, most: int) -> list[tuple[Any, ...]]:
+    """A leaf, and those after it whose bounds are below `enough_s`: at most a number of them in all."""
+    decided, ranked, at = node
+    others = (number for number in range(at + 1, min(at + most, len(ranked))) if ranked[number][0] < enough_s)
+    return [(decided, ranked, number) for number in (at, *others)]
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:
