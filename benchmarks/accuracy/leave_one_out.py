@@ -148,7 +148,8 @@ def _rules(name: str) -> dict[str, Rule]:
     """The executor's instructions as they were measured on a device when its kernels were those of `SETS_OF_ONE_CODE`:
     later ones were written again and measured on an H200 only."""
     files = [file for file in files_of(name) if not any(each in file.name for each in LATER_CODE)]
-    return fit_rules(usable_points(points_of(files)[0]), load_device(name).compute).rules
+    compute = msgspec.structs.replace(load_device(name).compute, embedding_gradient=None)  # it was no torch call then
+    return fit_rules(usable_points(points_of(files)[0]), compute).rules
 
 
 def left_out_kernels() -> Iterator[Left]:

@@ -160,7 +160,10 @@ def _compute_provenance(draft: Draft, names: Sequence[str], what: str) -> dict[s
 
 def _fit_memory(points: Sequence[Point], draft: Draft) -> SectionFit:
     fit = fit_memory(points, draft.compute)
-    names = ("memory_efficiency", "memory_chunk_s", "kernel_s", "kernel_cost", "kernel_start")
+    names = (
+        "memory_efficiency", "memory_chunk_s", "kernel_s", "kernel_cost", "kernel_start", "tensor_lists",
+        "embedding_gradient",
+    )  # fmt: skip
     return SectionFit(
         values={"compute": fit.compute},
         provenance=_compute_provenance(draft, names, f"{len(points)} memory-bound kernels"),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from costmodels.fit.forms import Floats, log_ratio, solve
 from costmodels.fit.points import Point
+from costmodels.fit.torch_kernels import TORCH_KERNELS, fit_torch_kernels, torch_kernel_s
 from costmodels.price.compute import Attention, Compute, attention_s, matrix_rate, matrix_s, memory_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -99,8 +100,11 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
 
 
 def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
-    """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3)."""
-    root, each = each == 3, min(each, 2)
+    """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3), and the figures of
+    kernels that have forms of their own.
+    """
+    root, each, every = each == 3, min(each, 2), points
+    points = [point for point in every if point.call not in TORCH_KERNELS]
     named = _names(points)
     calls = sorted(set(named)) if each else []
     which = np.array([calls.index(name) if each else 0 for name in named])
@@ -135,10 +139,11 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
         factors = zip(calls, map(float, np.exp(logs)), strict=True)
         return {call: factor for call, factor in factors if abs(factor - 1) > FREE_COST}
 
-    return msgspec.structs.replace(
+    streamed = msgspec.structs.replace(
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
         kernel_start=table(q[starts]) if each == 2 else {}, memory_chunk_s=float(np.exp(q[-1])) if root else 0.0,
     )  # fmt: skip
+    return fit_torch_kernels(every, streamed)
 
 
 def _names(points: Sequence[Point]) -> list[str]:
@@ -256,6 +261,8 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
             compute, (m, n, k), matrix_rate(compute, point.dtype), touched, point.batch, point.form or "nt", size
         )
     if point.kind == "memory":
+        if (formed_s := torch_kernel_s(point, compute)) is not None:
+            return formed_s
         kernels = max(1, round(point.figures.get("kernels", 1)))
         return memory_s(compute, point.size_bytes, 0.0, memory_call(point), kernels, point.dtype)
     if point.kind == "attention":
@@ -269,12 +276,7 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     raise TwofoldError(f"a point of the kind {point.kind!r} is not a kernel")
 
 
-_MEMORY_CALLS: Mapping[str, str] = {
-    "adamw_fused": "adamw.fused",
-    "adamw_foreach": "adamw.foreach",
-    "copy": "slice",
-    "zero": "zero",
-}
+_MEMORY_CALLS: Mapping[str, str] = {**TORCH_KERNELS, "copy": "slice", "zero": "zero"}
 
 
 def memory_call(point: Point) -> str:

@@ -99,6 +99,8 @@ class _Transfer:
         figures["kernel_cost"] = (cores, _core_bound(there.kernel_cost, here, there))
         figures["rules"] = (f"kernels and passes of the executor's own instructions; {cores}", _rules(here, there))
         figures["attention"] = ("share of the peak", there.attention)
+        figures["tensor_lists"] = ("what a block takes beside its bytes", there.tensor_lists)
+        figures["embedding_gradient"] = ("its cores' where they are equal", there.embedding_gradient)
         values = {}
         for name, (what, value) in figures.items():
             if f"compute.{name}" not in self.own:
@@ -270,7 +272,13 @@ def at_sustained_clock(compute: Compute, clock: float) -> Compute:
         )
         for call, rule in compute.rules.items()
     }  # fmt: skip
-    return msgspec.structs.replace(compute, sustained_clock=clock, kernel_cost=costs, rules=rules)
+    lists = {
+        call: msgspec.structs.replace(paced, chunk_s=paced.chunk_s / clock)
+        for call, paced in compute.tensor_lists.items()
+    }
+    return msgspec.structs.replace(
+        compute, sustained_clock=clock, kernel_cost=costs, rules=rules, tensor_lists=lists
+    )  # fmt: skip
 
 
 def _rules(here: Compute, there: Compute) -> dict[str, Rule]:

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from costmodels.machine.sections import Section, check_known, check_share
+from costmodels.price.embedding_gradient import EmbeddingGradient, embedding_gradient_s
 from costmodels.price.power import Power, limited_clock
+from costmodels.price.tensor_lists import TensorList, tensor_list_s
 from costmodels.price.tiled import FORMS, ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_name", "fused_rule", "matrix_rate",
-    "matrix_s", "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
+    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_name", "fused_rule",
+    "matrix_rate", "matrix_s", "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s", "table_grad_s",
+    "update_s",
 ]  # fmt: skip
 
 BY_INPUTS = ("sum", "cross_entropy.forward")
@@ -142,6 +145,8 @@ class Compute(Section, frozen=True, kw_only=True):
         cache_bytes: bytes that a kernel reads from the cache, because the previous kernel left them there.
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
+        tensor_lists: update of many tensors at once -> the pace of its blocks; others are priced by their bytes.
+        embedding_gradient: torch's gradient of an embedding; None: priced by its bytes.
         rules: cost of an instruction of twofold's executor, by `rule_name`; other stacks have separate kernels.
         longer_in_steps: share by which kernels of twofold's executor and of torch's parts take longer in a step than
             alone, in the median of measured steps (`costmodels.widths.STEP_LONGER`).
@@ -173,6 +178,8 @@ class Compute(Section, frozen=True, kw_only=True):
     cache_bytes: int | None = None
     cache_Bps: float | None = None
     attention: Attention | None = None
+    tensor_lists: dict[str, TensorList] = {}  # noqa: RUF012
+    embedding_gradient: EmbeddingGradient | None = None
     rules: dict[str, Rule] = {}  # noqa: RUF012
     longer_in_steps: float = 0.0
 
@@ -343,6 +350,24 @@ def memory_s(
         moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
     moved_s += math.sqrt(compute.memory_chunk_s * moved_s)
     return kernels * compute.kernel_s * start + max(moved_s, operations_s)
+
+
+def update_s(compute: Compute, call: str, touched: float, elements: int, tensors: int = 1) -> float | None:
+    """Seconds of an update of `tensors` equal tensors with operands of `touched` bytes; None: `compute` has no form."""
+    model = compute.tensor_lists.get(call)
+    if model is None:
+        return None
+    bytes_per_s = compute.memory_Bps * compute.memory_efficiency
+    return tensor_list_s(model, call, compute.num_cores, bytes_per_s, touched, elements, tensors)
+
+
+def table_grad_s(compute: Compute, tokens: int, table: tuple[int, int], item_bytes: int, dtype: str) -> float | None:
+    """Seconds of the gradient of an embedding's table (rows, features); None: `compute` has no form."""
+    model, (rows, features) = compute.embedding_gradient, table
+    if model is None:
+        return None
+    fill_s = memory_s(compute, item_bytes * rows * features, call="zero_.forward", dtype=dtype)
+    return embedding_gradient_s(model, fill_s, tokens, rows, features)
 
 
 def _of_kernel(factors: Mapping[str, float], call: str, dtype: str) -> float:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from costmodels.fit.forms import Residuals, log_ratio, residuals, solve
 from costmodels.fit.points import Point
 from costmodels.price.compute import SUMS_ROWS, Compute, Rule, fused_name, rule_name, rule_s
+from costmodels.price.embedding_gradient import EMBEDDING_GRADIENTS
 from plans.model.graph import itemsize
 
 __all__ = ["RuleFit", "fit_rules", "rule_points"]
@@ -70,19 +71,25 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
     Args:
         points: kind "rule", device times of single instructions, those held out only reported on; kind "dispatch" of
             the stack "twofold", host times of the same.
-        compute: the device's peaks and the least time of its kernels; rules without points stay unchanged.
+        compute: the device's peaks and the least time of its kernels; rules without points stay unchanged. A gradient
+            of an embedding for which it has a form is torch's own kernels, and has no passes.
 
     Raises:
         TwofoldError: no points.
     """
     by_call: dict[str, list[Point]] = defaultdict(list)
     points = _of_the_last_code(points)
-    measured = rule_points(points)
+    formed = EMBEDDING_GRADIENTS if compute.embedding_gradient is not None else ()
+    measured = [point for point in rule_points(points) if point.call not in formed]
     for point in measured:
         if not point.held_out:
             by_call[_name(point)].append(point)
     rules = {call: _fit(some, compute) for call, some in sorted(by_call.items()) if len(some) >= LEAST_POINTS}
     judged_calls = frozenset(rules)
+    rules |= {
+        call: msgspec.structs.replace(rule, kernels=1.0, passes=None)
+        for call, rule in compute.rules.items() if call in formed
+    }  # fmt: skip
     known = {**compute.rules, **rules}
     for call, dispatch_s in _dispatches(points).items():
         for name in [name for name in known if name.partition(":")[0] == call] or [call]:

@@ -25,7 +25,10 @@ from costmodels.price.compute import (
     rate,
     rule_name,
     rule_s,
+    table_grad_s,
+    update_s,
 )
+from costmodels.price.embedding_gradient import EMBEDDING_GRADIENTS
 from costmodels.price.free_calls import MAYBE_VIEWS, VIEWS
 from costmodels.price.group import Group, mesh_group, pair_group
 from costmodels.price.links import (
@@ -324,11 +327,11 @@ def _alone(
     if kind == "update":
         kernels, passes, operands = _update(call)
         kernels *= _num_updated(call, shapes)
-        moved = touched_bytes * passes // operands
-        work_s = _slower(machine, kind) * memory_s(
-            rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels, dtype
-        )
-        work_ps = _ps(machine, work_s)
+        work_s = update_s(rates, call, touched_bytes, math.prod(shapes[0]))
+        if work_s is None:
+            moved = touched_bytes * passes // operands
+            work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels, dtype)
+        work_ps = _ps(machine, _slower(machine, kind) * work_s)
         energy_pJ = _slow_energy_pJ(machine, kind, work_ps, kernels)
         return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), work_ps, energy_pJ=energy_pJ)
     if kind == "matrix":
@@ -343,7 +346,11 @@ def _alone(
         parts, is_opaque = composite(call), call.startswith("opaque.")
         operations_s = _vector_s(machine, touched_bytes, 0 if is_opaque else flops, dtype)
         work_s = memory_s(rates, touched_bytes * parts.moved, operations_s, call, parts.kernels, dtype)
-        if call.startswith("recurrent."):
+        if call in EMBEDDING_GRADIENTS:
+            rows, features = shapes[-1]
+            made_s = table_grad_s(rates, math.prod(shapes[0]) // features, (rows, features), itemsize(dtype), dtype)
+            work_s = work_s if made_s is None else made_s
+        elif call.startswith("recurrent."):
             work_s = recurrent_s(rates, call, shapes, _matrix_rate(machine, dtype), itemsize(dtype))
         elif is_opaque and flops * itemsize(dtype) > touched_bytes:
             sizes = summed_product(shapes[-1] if call.endswith(".forward") else shapes[0], flops)
