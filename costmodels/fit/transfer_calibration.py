@@ -26,20 +26,20 @@ from costmodels.widths import CARRIED, NINETY
 __all__ = ["anchored", "at_sustained_clock", "carried"]
 
 _ONE_KERNEL = (
-    "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
+    "accumulate", "add.", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
     "gelu.", "layer_norm.forward", "mul.", "relu.", "rms_norm.forward", "silu.", "slice", "softmax.forward", "zero_.",
 )  # fmt: skip
 
 PASSES: Mapping[str, float] = dict.fromkeys(_ONE_KERNEL, 1.0) | {
-    "adamw.foreach": 20 / 7, "cross_entropy.forward": 7.0, "cross_entropy.grad0": 5.5, "layer_norm.grad0": 5 / 3,
+    "cross_entropy.forward": 7.0, "cross_entropy.grad0": 5.5, "layer_norm.grad0": 5 / 3,
     "rms_norm.grad0": 5 / 3, "rms_norm_by_hand.forward": 9.0, "rms_norm_by_hand.grad0": 38 / 3, "rope_by_": 1.0,
     "silu_mul": 5 / 3,
 }  # fmt: skip
-"""Prefix of a call -> how often its kernels move the bytes that its price counts (torch 2.11, aten/src/ATen/native/cuda
-and torch/optim/adam.py). Calls of one kernel, or of several that handle different tensors, move them once, and rotary
+"""Prefix of a call -> how often its kernels move the bytes that its price counts (torch 2.11,
+aten/src/ATen/native/cuda). Calls of one kernel, or of several that handle different tensors, move them once, and rotary
 positions all that are counted. Written out, a norm makes float copies: 36 bytes an element instead of 4, backward 76 of
 6. The gradient of a norm's weight reads two of three tensors again. A loss with float copies moves 14 bytes of 2 and 22
-of 4 (`simulator.stacks.torch_native`), AdamW's foreach form 20 tensors of 7."""
+of 4 (`simulator.stacks.torch_native`)."""
 
 
 def carried(device: Device, source: Device, *, date: str) -> Device:
