@@ -100,11 +100,14 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
 
 
 def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
-    """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3), and the figures of
-    kernels that have forms of their own.
-    """
-    root, each, every = each == 3, min(each, 2), points
-    points = [point for point in every if point.call not in TORCH_KERNELS]
+    """The rates of `_byte_costs`, and the figures of kernels that have forms of their own."""
+    plain = [point for point in points if point.call not in TORCH_KERNELS]
+    return fit_torch_kernels(points, _byte_costs(plain, compute, each))
+
+
+def _byte_costs(points: Sequence[Point], compute: Compute, each: int) -> Compute:
+    """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3)."""
+    root, each = each == 3, min(each, 2)
     named = _names(points)
     calls = sorted(set(named)) if each else []
     which = np.array([calls.index(name) if each else 0 for name in named])
@@ -139,11 +142,10 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
         factors = zip(calls, map(float, np.exp(logs)), strict=True)
         return {call: factor for call, factor in factors if abs(factor - 1) > FREE_COST}
 
-    streamed = msgspec.structs.replace(
+    return msgspec.structs.replace(
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
         kernel_start=table(q[starts]) if each == 2 else {}, memory_chunk_s=float(np.exp(q[-1])) if root else 0.0,
     )  # fmt: skip
-    return fit_torch_kernels(every, streamed)
 
 
 def _names(points: Sequence[Point]) -> list[str]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from costmodels.fit.forms import Floats, log_ratio, solve
 from costmodels.fit.points import Point
-from costmodels.price.compute import Compute, table_grad_s, update_s
+from costmodels.price.compute import Compute
 from costmodels.price.embedding_gradient import EmbeddingGradient
 from costmodels.price.tensor_lists import TENSOR_LISTS, TensorList
+from costmodels.price.torch_kernels import table_grad_s, update_s
 from plans.model.graph import itemsize
 
 __all__ = ["TORCH_KERNELS", "fit_torch_kernels", "torch_kernel_s"]

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from costmodels.machine.sections import Section, check_known, check_share
-from costmodels.price.embedding_gradient import EmbeddingGradient, embedding_gradient_s
+from costmodels.price.embedding_gradient import EmbeddingGradient
 from costmodels.price.power import Power, limited_clock
-from costmodels.price.tensor_lists import TensorList, tensor_list_s
+from costmodels.price.tensor_lists import TensorList
 from costmodels.price.tiled import FORMS, ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_name", "fused_rule",
-    "matrix_rate", "matrix_s", "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s", "table_grad_s",
-    "update_s",
+    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_name", "fused_rule", "matrix_rate",
+    "matrix_s", "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
 
 BY_INPUTS = ("sum", "cross_entropy.forward")
@@ -350,24 +349,6 @@ def memory_s(
         moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
     moved_s += math.sqrt(compute.memory_chunk_s * moved_s)
     return kernels * compute.kernel_s * start + max(moved_s, operations_s)
-
-
-def update_s(compute: Compute, call: str, touched: float, elements: int, tensors: int = 1) -> float | None:
-    """Seconds of an update of `tensors` equal tensors with operands of `touched` bytes; None: `compute` has no form."""
-    model = compute.tensor_lists.get(call)
-    if model is None:
-        return None
-    bytes_per_s = compute.memory_Bps * compute.memory_efficiency
-    return tensor_list_s(model, call, compute.num_cores, bytes_per_s, touched, elements, tensors)
-
-
-def table_grad_s(compute: Compute, tokens: int, table: tuple[int, int], item_bytes: int, dtype: str) -> float | None:
-    """Seconds of the gradient of an embedding's table (rows, features); None: `compute` has no form."""
-    model, (rows, features) = compute.embedding_gradient, table
-    if model is None:
-        return None
-    fill_s = memory_s(compute, item_bytes * rows * features, call="zero_.forward", dtype=dtype)
-    return embedding_gradient_s(model, fill_s, tokens, rows, features)
 
 
 def _of_kernel(factors: Mapping[str, float], call: str, dtype: str) -> float:

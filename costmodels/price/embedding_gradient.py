@@ -49,7 +49,7 @@ def embedding_gradient_s(model: EmbeddingGradient, fill_s: float, tokens: int, r
 
     >>> model = EmbeddingGradient(token_s=5e-8, sort_s=1e-4, item_s=1e-11)
     >>> few, many = (embedding_gradient_s(model, 0.0, tokens, 32_000, 4096) for tokens in (2000, 8000))
-    >>> few, round(many, 5)
+    >>> round(few, 5), round(many, 5)
     (0.0001, 0.00039)
     """
     if tokens < SORTED_FROM:

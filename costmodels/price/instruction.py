@@ -25,8 +25,6 @@ from costmodels.price.compute import (
     rate,
     rule_name,
     rule_s,
-    table_grad_s,
-    update_s,
 )
 from costmodels.price.embedding_gradient import EMBEDDING_GRADIENTS
 from costmodels.price.free_calls import MAYBE_VIEWS, VIEWS
@@ -43,6 +41,7 @@ from costmodels.price.links import (
 from costmodels.price.power import slower
 from costmodels.price.products import keeps_sums, matrix_shape, product, summed_product
 from costmodels.price.recurrent import recurrent_s
+from costmodels.price.torch_kernels import table_grad_s, update_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
@@ -327,7 +326,7 @@ def _alone(
     if kind == "update":
         kernels, passes, operands = _update(call)
         kernels *= _num_updated(call, shapes)
-        work_s = update_s(rates, call, touched_bytes, math.prod(shapes[0]))
+        work_s = update_s(rates, call, touched_bytes, math.prod(shapes[0])) if shapes else None
         if work_s is None:
             moved = touched_bytes * passes // operands
             work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels, dtype)
@@ -346,7 +345,7 @@ def _alone(
         parts, is_opaque = composite(call), call.startswith("opaque.")
         operations_s = _vector_s(machine, touched_bytes, 0 if is_opaque else flops, dtype)
         work_s = memory_s(rates, touched_bytes * parts.moved, operations_s, call, parts.kernels, dtype)
-        if call in EMBEDDING_GRADIENTS:
+        if call in EMBEDDING_GRADIENTS and shapes:
             rows, features = shapes[-1]
             made_s = table_grad_s(rates, math.prod(shapes[0]) // features, (rows, features), itemsize(dtype), dtype)
             work_s = work_s if made_s is None else made_s

@@ -290,22 +290,27 @@ def kernel_jobs(calls: Sequence[str] = (), *, seed: int = 20_27) -> list[Job]:
         jobs += [_loss_job("cross_entropy", shape, 0), _loss_job("cross_entropy_backward", shape, 0)]
     for table in _TABLES:
         jobs += [_embedding_job("embedding", table, 1), _embedding_job("embedding_backward", table, 1)]
+    jobs += [_embedding_job("embedding_backward", table, 3) for table in _MORE_TABLES]
+    jobs += _update_jobs()
+    first: dict[Any, Job] = {}
+    for job in jobs:
+        if not calls or job.point.call in calls:
+            first.setdefault(job.point.key, job)
+    return list(first.values())
+
+
+def _update_jobs() -> list[Job]:
+    jobs = []
     for elements, tensors in itertools.product((2**20, 2**24, 2**27, 2**29), (1, 16, 128)):
         if elements // tensors >= 2**13:
             jobs.append(_update_job("fused", elements, tensors, "bfloat16", 0 if tensors == 16 else 1))
             if elements < 2**29:
                 jobs.append(_update_job("fused", elements, tensors, "float32", 2))
                 jobs.append(_update_job("foreach", elements, tensors, "bfloat16", 1 if tensors == 16 else 2))
-    jobs += [_embedding_job("embedding_backward", table, 3) for table in _MORE_TABLES]
-    for (elements, tensors), kind in itertools.product(_UPDATES, ("fused", "foreach")):
-        jobs.append(_update_job(kind, elements, tensors, "bfloat16", 3))
-        if kind == "fused":
-            jobs.append(_update_job(kind, elements, tensors, "float32", 3))
-    first: dict[Any, Job] = {}
-    for job in jobs:
-        if not calls or job.point.call in calls:
-            first.setdefault(job.point.key, job)
-    return list(first.values())
+    for elements, tensors in _UPDATES:
+        for kind, dtype in (("fused", "bfloat16"), ("fused", "float32"), ("foreach", "bfloat16")):
+            jobs.append(_update_job(kind, elements, tensors, dtype, 3))
+    return jobs
 
 
 def _held_out(rng: random.Random) -> list[Job]:

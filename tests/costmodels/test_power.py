@@ -246,9 +246,9 @@ def test_a_search_lists_plans_at_their_own_clocks():
 
 def test_a_search_compares_the_plans_near_the_best_at_their_own_clocks():
     """At one clock a plan with 2 samples a micro-batch has the shortest step. With 1 it draws less power, and its own
-    clock makes it 2 % shorter."""
+    clock makes it 1.5 % shorter."""
     config, machine = transformer_config("llama-3-8b", num_layers=8), Machine.load("h200-x8")
-    pins, limit_bytes = Pins(dp=8, schedule="1f1b"), 25_000_000_000
+    pins, limit_bytes = Pins(dp=8, schedule="1f1b"), 26_000_000_000
     problem = Problem(
         config=config, machine=machine, num_devices=8, global_batch=32, pins=pins, memory_limit_bytes=limit_bytes
     )
@@ -256,7 +256,7 @@ def test_a_search_compares_the_plans_near_the_best_at_their_own_clocks():
     at_one_clock = [forecast(config, plan.degrees, at_usual_clock(machine)).step_s for plan in found.plans]
     other = found.plans[at_one_clock.index(min(at_one_clock))]
     assert (found.best.degrees.micro_batch, other.degrees.micro_batch) == (1, 2)
-    assert other.forecast.step_s > 1.02 * found.best.forecast.step_s
+    assert other.forecast.step_s > 1.01 * found.best.forecast.step_s
     assert not found.num_proven and "no other plan speeds up more at its own clock" in found.summary()
 
 
