@@ -3,15 +3,15 @@
     python -m benchmarks.field.capture [NAME ...] [--devices 2 8 64] [--save]
 
 Every model of `benchmarks.field.models` and `benchmarks.field.ordinary` is captured unmodified and planned for 2, 8 and
-64 devices of H200 machines. Its best plan is simulated, beside data parallelism on as many. Seconds are processor time
-of one process. A model whose library is not installed is counted as missing.
+64 devices of H200 machines. Its best plan is simulated, beside data parallelism on as many: the time from step to step,
+which is what the search minimises. Seconds are processor time of one process. A model whose library is not installed is
+counted as missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import sys
 import time
@@ -27,6 +27,7 @@ import torch
 from benchmarks import FOLDER
 from benchmarks.field.models import MODELS
 from benchmarks.field.ordinary import ORDINARY
+from benchmarks.kept import measured_with, write_results
 from costmodels import Machine
 from executor.capture.capture import capture
 from plans.errors import TwofoldError
@@ -86,7 +87,7 @@ def planned(graph: Graph, count: int, time_limit_s: float = TIME_LIMIT_S) -> dic
 
     def work() -> dict[str, Any]:
         best = search(graph, machine, num_devices=count, time_limit_s=time_limit_s, top_k=1)
-        return {"step_ms": round(simulate(best.best, machine).step_s * 1e3, 3), "complete": best.complete}
+        return {"step_ms": round(simulate(best.best, machine).step_interval_s * 1e3, 3), "complete": best.complete}
 
     made, said = outcome(work)
     if made is not None:
@@ -95,8 +96,8 @@ def planned(graph: Graph, count: int, time_limit_s: float = TIME_LIMIT_S) -> dic
 
 
 def spread_ms(graph: Graph, machine: Machine, count: int) -> float:
-    """A simulated step with data parallelism on all devices, in ms."""
-    return simulate(uniform_plan(graph, machine, dp=count), machine).step_s * 1e3
+    """The simulated time from step to step with data parallelism on all devices, in ms."""
+    return simulate(uniform_plan(graph, machine, dp=count), machine).step_interval_s * 1e3
 
 
 def row(name: str, devices: Sequence[int]) -> dict[str, Any]:
@@ -144,8 +145,7 @@ def main() -> None:
     }  # fmt: skip
     print(total)
     if arguments.save:
-        facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "torch": torch.__version__}
-        RESULTS.write_text(json.dumps(facts | {"total": total, "models": rows}, indent=1) + "\n")
+        write_results(RESULTS, measured_with() | {"total": total, "models": rows})
 
 
 if __name__ == "__main__":

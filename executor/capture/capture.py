@@ -313,7 +313,7 @@ def _place(before: Sequence[int], after: Sequence[int], batch_size: int) -> int 
 
 _FIXED = (
     "shapes must be fixed and the control flow independent of the values, for every batch size: choose by torch.where "
-    "or a mask instead of an if or a boolean index"
+    "or a mask instead of an if or a boolean index, and multiply rows by weights instead of selecting them"
 )
 
 

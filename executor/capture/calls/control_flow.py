@@ -25,7 +25,7 @@ from executor.capture.calls.masks import run_on_cpu
 
 __all__ = ["drop_checks", "numbers_from_shapes", "places_from_shapes", "recorded", "value_from_shapes"]
 
-_TAKEN_BY = ("__bool__", "__float__", "__int__", "item")
+_TAKEN_BY = ("__bool__", "__float__", "__index__", "__int__", "item")
 _MOST_ELEMENTS = 2**22
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ __all__ = ["as_if_not_exported", "buffers_changed_in_place", "data_without_gradi
 
 @contextlib.contextmanager
 def parameters_on_meta(module: nn.Module) -> Iterator[None]:
-    """Replace parameters and buffers by meta tensors within this context; tied tensors stay tied."""
+    """Replace parameters and buffers by meta tensors within this context, and do not move them; tied tensors stay
+    tied.
+    """
     meta: dict[int, torch.Tensor] = {}
 
     def stand_in(tensor: Any) -> Any:
@@ -39,7 +42,8 @@ def parameters_on_meta(module: nn.Module) -> Iterator[None]:
             for held in (submodule._parameters, submodule._buffers):
                 before.append((held, dict(held)))
                 held.update({key: stand_in(tensor) for key, tensor in held.items() if tensor is not None})
-        yield
+        with _modules_not_moved():
+            yield
     finally:
         for held, tensors in before:
             held.clear()  # of what the forward registers
@@ -78,6 +82,31 @@ def data_without_gradient() -> Iterator[None]:
             tensor.copy_(value)
 
     with mock.patch.object(torch.Tensor, "data", property(torch.Tensor.detach, write)):
+        yield
+
+
+@contextlib.contextmanager
+def _modules_not_moved() -> Iterator[None]:
+    """Ignore devices to which a forward moves a module, `self.head.to(x.device)`, and refuse other dtypes."""
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype:
+                raise TwofoldError(
+                    f"the forward converts {name!r} of {type(module).__name__} from {str(tensor.dtype)[6:]} to "
+                    f"{str(dtype)[6:]}; convert the module before it is captured, or compute with "
+                    f"{name}.to({dtype})"
+                )
+        return module
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(nn.Module, "to", to))
+        for name in ("cuda", "cpu"):
+            stack.enter_context(mock.patch.object(nn.Module, name, lambda module, *args: module))
+        for name in ("float", "half", "bfloat16", "double"):
+            dtype = getattr(torch, name)
+            stack.enter_context(mock.patch.object(nn.Module, name, functools.partialmethod(to, dtype)))
         yield
 
 

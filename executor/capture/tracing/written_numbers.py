@@ -100,11 +100,18 @@ _PART = Tensor.__getitem__
 
 def _part(self: Tensor, index: Any) -> Tensor:
     """A part of a tensor; indices that are numbers become a copy of a slice, or a tensor that calls make."""
-    given = index if isinstance(index, tuple) else (index,)
+    given = tuple(map(_bounds, index)) if isinstance(index, tuple) else (_bounds(index),)
     if not any(map(_are_indices, given)):
-        return _PART(self, index)
+        return _PART(self, given if isinstance(index, tuple) else given[0])
     alone = sum(_are_indices(each) or isinstance(each, Tensor) for each in given) == 1
     return _PART(self, tuple(_chosen(each, alone) if _are_indices(each) else each for each in given)).clone()
+
+
+def _bounds(index: Any) -> Any:
+    """An index; the ends of a slice as numbers, where they are tensors: x[: lengths.max()]."""
+    if not isinstance(index, slice):
+        return index
+    return slice(*(int(each) if isinstance(each, Tensor) else each for each in (index.start, index.stop, index.step)))
 
 
 def _are_indices(index: Any) -> bool:
@@ -126,6 +133,7 @@ _WRITE_PART = Tensor.__setitem__
 
 def _write_part(self: Tensor, index: Any, value: Any) -> None:
     """Write a part of a tensor. One number where a mask is true is filled in: its value is lost on meta."""
+    index = tuple(map(_bounds, index)) if isinstance(index, tuple) else _bounds(index)
     is_number = isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.dim() == 0)
     if is_number and isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() <= self.dim():
         self.masked_fill_(index.reshape(*index.shape, *(1,) * (self.dim() - index.dim())), value)

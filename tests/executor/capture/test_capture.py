@@ -464,6 +464,10 @@ REFUSED = {
         ).mean(2))), "running statistics, .* track_running_stats=False",
     ),
     "number of a tensor": (mean_to(lambda m, x: m.fc(x) * m.fc.bias[0].item()), "takes a number out of a tensor"),
+    "another dtype": (
+        mean_to(lambda m, x: m.fc.bfloat16()(x.bfloat16()).float()),
+        r"converts 'weight' of Linear from float32 to bfloat16.*weight\.to\(torch\.bfloat16\)"
+    ),
     "error of its own": (mean_to(lambda m, x: m.fc(x) + m.missing), "no attribute 'missing'.*check that the forward"),
     "list of steps": (mean_to(remembers), r"counts in self\.steps, and its next step computes something else"),
     "random numbers of Python": (

@@ -61,6 +61,9 @@ class Block(nn.Module):
 
     def forward(self, x, labels):
         if self.way == "numbers":
+            half = torch.tensor(min(x.shape[1], LENGTH) // 2)
+            x = torch.cat([x[:, : half + 1] * 2.0, x[:, half + 1 :]], 1) + sum(x[:, at : at + 1] for at in range(half))
+            self.out = self.out.to(x.device)
             x = x * torch.tensor([True, False] * 8, dtype=torch.int64)
             copied = x[..., [0, 1]]
             copied += 1.0
