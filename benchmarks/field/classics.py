@@ -100,10 +100,8 @@ class NeuralODE(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.field, self.head = (
-            nn.Sequential(nn.Linear(WIDTH + 1, 64), nn.Tanh(), nn.Linear(64, WIDTH)),
-            nn.Linear(WIDTH, CLASSES),
-        )
+        self.field = nn.Sequential(nn.Linear(WIDTH + 1, 64), nn.Tanh(), nn.Linear(64, WIDTH))
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def slope(self, at: float, y: Tensor) -> Tensor:
         made: Tensor = self.field(torch.cat([y, torch.full_like(y[:, :1], at)], dim=1))

@@ -2,11 +2,11 @@
 
     nice -n 19 python -m benchmarks.field.unlisted [NAME ...] [--only capture] [--save]
 
-Every model of `families` (transformers), `pictures` (torchvision, timm), `blocks`, `handwritten`, `objectives`,
-`derived` and `invented` is captured as it is and searched for 2 and 8 devices of H200 machines. The plan for 2 devices
-then trains for eight steps on two ranks of this host, beside the module in one process; the largest relative difference
-of a loss is printed. Seconds are processor time. A model that is refused is listed with its sentence; a library that is
-not installed counts as missing.
+Every model of `families` (transformers), `pictures` (torchvision, timm), `blocks`, `handwritten`, `classics`,
+`objectives`, `derived` and `invented` is captured as it is and searched for 2 and 8 devices of H200 machines. The plan
+for 2 devices then trains for eight steps on two ranks of this host, beside the module in one process; the largest
+relative difference of a loss is printed. Seconds are processor time. A model that is refused is listed with its
+sentence; a library that is not installed counts as missing. `--save` with names keeps the other rows of the file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks import FOLDER
 from benchmarks.field.blocks import BLOCKS
 from benchmarks.field.capture import outcome
 from benchmarks.field.capture import planned as planned_on
+from benchmarks.field.classics import CLASSICS, CONTRASTIVE
 from benchmarks.field.derived import DERIVED
 from benchmarks.field.families import FAMILIES
 from benchmarks.field.handwritten import HANDWRITTEN
@@ -39,7 +40,7 @@ __all__ = ["UNLISTED"]
 RESULTS = FOLDER / "results" / "unlisted.json"
 TIME_LIMIT_S = 10.0
 
-UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | DERIVED | INVENTED | FAMILIES | PICTURES
+UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | CLASSICS | CONTRASTIVE | DERIVED | INVENTED | FAMILIES | PICTURES
 """Name -> what makes the module and its inputs."""
 
 
@@ -111,22 +112,31 @@ def main() -> None:
     arguments = parser.parse_args()
     names = chosen(parser, arguments.names, UNLISTED)
     prepare()
-    rows, begun = {}, time.process_time()
+    rows = {}
     for name in names:
+        begun = time.process_time()
         rows[name] = row(name, arguments.only)
+        rows[name]["seconds"] = round(time.process_time() - begun, 2)
         print(json.dumps({name: rows[name]}), flush=True)
     print(text(rows))
-    total = {
+    print(totals(rows))
+    if arguments.save:
+        kept = json.loads(RESULTS.read_text())["models"] if arguments.names else {}
+        rows = {name: each for name in UNLISTED if (each := rows.get(name) or kept.get(name))}
+        write_results(RESULTS, measured_with() | {"total": totals(rows), "models": rows})
+
+
+def totals(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How many of the rows came how far."""
+    return {
         "tried": sum("missing" not in found for found in rows.values()),
         "captured": sum("operators" in found for found in rows.values()),
         **{f"searched on {count}": sum("gain" in found.get(f"on_{count}", {}) for found in rows.values())
            for count in (2, 8)},
-        **({} if arguments.only else {"equal": sum(found.get("equal", False) for found in rows.values())}),
-        "seconds": round(time.process_time() - begun),
+        "trained": sum("loss_difference" in found for found in rows.values()),
+        "equal": sum(found.get("equal", False) for found in rows.values()),
+        "seconds": round(sum(found.get("seconds", 0) for found in rows.values())),
     }  # fmt: skip
-    print(total)
-    if arguments.save:
-        write_results(RESULTS, measured_with() | {"total": total, "models": rows})
 
 
 if __name__ == "__main__":
