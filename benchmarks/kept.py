@@ -6,6 +6,7 @@ import datetime
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks import FOLDER
 from executor.device import Device, environment, pick_device
 from plans.files import write_atomically
 
-__all__ = ["keep", "measured_with", "write_results"]
+__all__ = ["keep", "measured_with", "write_results", "write_rows"]
 
 _ROOT = FOLDER.parent
 
@@ -51,3 +52,25 @@ def keep(path: Path, part: str, found: dict[str, Any]) -> None:
     """
     whole = json.loads(path.read_text()) if path.exists() else {}
     write_results(path, whole | {part: measured_with() | found})
+
+
+def write_rows(
+    path: Path, rows: dict[str, Any], order: Iterable[str], total: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:  # fmt: skip
+    """Write the rows of a run as "models"; of a run in parts, into the file of the others.
+
+    Args:
+        path: JSON file.
+        rows: name -> what was found.
+        order: all names; if `rows` lacks some, those stay as they are in the file, where "remeasured" says which were
+            made later.
+        total: figures of all rows.
+    """
+    names = list(order)
+    facts = measured_with()
+    if rows.keys() != set(names):
+        kept = json.loads(path.read_text())
+        later = {name: {key: facts[key] for key in ("date", "commit")} for name in rows}
+        rows = {name: row for name in names if (row := (kept["models"] | rows).get(name)) is not None}
+        facts = kept | {"remeasured": kept.get("remeasured", {}) | later}
+    write_results(path, facts | total(rows) | {"models": rows})

@@ -5,7 +5,7 @@
 Every model of `benchmarks.field.models` and `benchmarks.field.ordinary` is captured unmodified and planned for 2, 8 and
 64 devices of H200 machines. Its best plan is simulated, beside data parallelism on as many: the time from step to step,
 which is what the search minimises. Seconds are processor time of one process. A model whose library is not installed is
-counted as missing.
+counted as missing. `--save` with names keeps the other rows of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from benchmarks import FOLDER
 from benchmarks.field.models import MODELS
 from benchmarks.field.ordinary import ORDINARY
-from benchmarks.kept import measured_with, write_results
+from benchmarks.kept import write_rows
 from costmodels import Machine
 from executor.capture.capture import capture
 from plans.errors import TwofoldError
@@ -138,14 +138,19 @@ def main() -> None:
         rows[name] = row(name, arguments.devices)
         print(json.dumps({name: rows[name]}), file=sys.stderr, flush=True)
     print(text(rows, arguments.devices))
-    total = {
-        "captured": sum("operators" in each["capture"] for each in rows.values()), "tried": len(rows),
-        **{f"planned on {count}": sum("step_ms" in each.get(str(count), {}) for each in rows.values())
-           for count in arguments.devices},
-    }  # fmt: skip
-    print(total)
+    print(totals(rows))
     if arguments.save:
-        write_results(RESULTS, measured_with() | {"total": total, "models": rows})
+        write_rows(RESULTS, rows, FIELD, lambda rows: {"total": totals(rows)})
+
+
+def totals(rows: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """How many of the rows came how far."""
+    return {
+        "tried": len(rows),
+        "captured": sum("operators" in each["capture"] for each in rows.values()),
+        **{f"planned on {count}": sum("step_ms" in each.get(str(count), {}) for each in rows.values())
+           for count in DEVICES},
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ and search, the operators without an entry, the plan, how much faster it is pred
 the largest relative difference of the loss; next to it that of one process whose initial weights differ in the last
 digit: where rounding grows that fast, ranks cannot be compared. With --double the plan trains in float64, where such
 a model shows whether ranks compute the same function. A model that is not captured, planned or run is listed with its
-sentence.
+sentence. `--save` with names keeps the other rows of the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch.multiprocessing as mp
 from benchmarks import FOLDER
 from benchmarks.field.capture import outcome
 from benchmarks.field.models import CLASSES, MODELS
-from benchmarks.kept import measured_with, write_results
+from benchmarks.kept import write_rows
 from costmodels import Machine, executing
 from executor.capture.capture import capture
 from executor.npz import write_npz
@@ -224,10 +224,14 @@ def main() -> None:
         rows[name] = row(name, arguments.double)
         print(json.dumps({name: rows[name]}), flush=True)
     print(text(rows))
-    equal = sum(found.get("equal", False) for found in rows.values())
-    print(f"{equal} of {len(rows)} train on {NUM_RANKS} ranks as in one process")
+    print(f"{num_equal(rows)} of {len(rows)} train on {NUM_RANKS} ranks as in one process")
     if arguments.save:
-        write_results(RESULTS, measured_with() | {"equal": equal, "models": rows})
+        write_rows(RESULTS, rows, MODELS, lambda rows: {"equal": num_equal(rows)})
+
+
+def num_equal(rows: dict[str, dict[str, Any]]) -> int:
+    """How many models train as in one process."""
+    return sum(found.get("equal", False) for found in rows.values())
 
 
 if __name__ == "__main__":

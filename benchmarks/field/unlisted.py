@@ -31,7 +31,7 @@ from benchmarks.field.invented import INVENTED
 from benchmarks.field.objectives import OBJECTIVES
 from benchmarks.field.on_ranks import LIMIT, chosen, drawn, planned, prepare, trained
 from benchmarks.field.pictures import PICTURES
-from benchmarks.kept import measured_with, write_results
+from benchmarks.kept import write_rows
 from executor.capture.capture import capture
 from plans.model.graph import Graph
 
@@ -121,9 +121,7 @@ def main() -> None:
     print(text(rows))
     print(totals(rows))
     if arguments.save:
-        kept = json.loads(RESULTS.read_text())["models"] if arguments.names else {}
-        rows = {name: each for name in UNLISTED if (each := rows.get(name) or kept.get(name))}
-        write_results(RESULTS, measured_with() | {"total": totals(rows), "models": rows})
+        write_rows(RESULTS, rows, UNLISTED, lambda rows: {"total": totals(rows)})
 
 
 def totals(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -15,20 +15,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import linecache
-import os
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from executor.autocast import autocast_as_casts
 from executor.capture.calls.buffers import doubled_tables, known_masks, known_numbers
@@ -54,6 +49,7 @@ from executor.capture.calls.straight import (
 )
 from executor.capture.calls.vmapped import vmap_in_one_piece, write_vmapped
 from executor.capture.calls.written_attention import join_attention
+from executor.capture.errors import FIXED, explained, where_in
 from executor.capture.examples import batch_size_of, examples_of, with_batch
 from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules.complex_numbers import complex_rule
@@ -65,7 +61,7 @@ from executor.capture.tracing.export_contexts import (
     as_if_not_exported,
     buffers_changed_in_place,
     data_without_gradient,
-    parameters_on_meta,
+    on_meta,
     silent,
 )
 from executor.capture.tracing.gradients import (
@@ -145,6 +141,8 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     name = name or type(getattr(module, "_backbone", module)).__name__
     graph = _graph(module, examples, batch_size, name)
     read = {parameter.name for parameter in graph.parameters}
+    if not read:
+        raise TwofoldError(f"the loss of {name} depends on no parameter that is trained; is it under torch.no_grad?")
     if unread := [
         path for path, parameter in module.named_parameters() if parameter.requires_grad and path not in read
     ]:
@@ -266,12 +264,9 @@ def _recorded(
             except (Exception, SystemExit):
                 raise error from None
     except TwofoldError as error:
-        raise TwofoldError(f"{error}{_where(error, module)}") from None
+        raise TwofoldError(f"{error}{where_in(error, module)}") from None
     except (Exception, SystemExit) as error:
-        raise TwofoldError(
-            f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
-            f"{_reason(error)}{_where(error, module)}; {_way_out(error)}"
-        ) from error
+        raise TwofoldError(explained(error, module, batch_size)) from error
     inline_nested(exported)
     drop_checks(exported.graph)
     return exported
@@ -284,7 +279,7 @@ def _check_shapes(exported: ExportedProgram) -> None:
         for tensor in made if isinstance(made, tuple | list) else (made,):
             if isinstance(tensor, torch.Tensor) and not all(type(size) is int for size in tensor.shape):
                 raise TwofoldError(
-                    f"{node.target} ({line_of(node)}) makes a tensor whose shape depends on values; {_FIXED}"
+                    f"{node.target} ({line_of(node)}) makes a tensor whose shape depends on values; {FIXED}"
                 )
 
 
@@ -309,69 +304,6 @@ def _place(before: Sequence[int], after: Sequence[int], batch_size: int) -> int 
     if len(changed) != 1 or before[changed[0]] % batch_size or after[changed[0]] != 2 * before[changed[0]]:
         return None
     return changed[0]
-
-
-_FIXED = (
-    "shapes must be fixed and the control flow independent of the values, for every batch size: choose by torch.where "
-    "or a mask instead of an if or a boolean index, and multiply rows by weights instead of selecting them"
-)
-
-
-_DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-
-
-def _way_out(error: BaseException) -> str:
-    if type(error).__name__ == "FakeTensorDeviceMismatchError":
-        return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
-    if _KEPT in str(error):
-        return (
-            "a forward may not set parameters (p.data = ...), nor keep what it makes in a global or a functools.cache; "
-            "keep it in an attribute of its module"
-        )
-    if "Meta" in str(error) and isinstance(error, NotImplementedError):
-        return "torch cannot compute the shape of its result; write it with other operators"
-    if "torch.func" in "".join(traceback.format_tb(error.__traceback__)):
-        return "torch.func is not captured; use torch.autograd.grad instead"
-    *_, line = ("", *(line for _, _, line in _frames(error) if line))
-    if "__format__" in str(error) or line.startswith("print("):
-        return "leave messages that read values out of the forward"
-    if "one_hot(" in line:
-        return "give one_hot its number of classes"
-    if isinstance(error, _DEPENDS_ON_VALUES):
-        return _FIXED
-    return "check that the forward works with batches of these shapes, of any size"
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int, str]]:
-    """What was executing, from the outside to the inside: frame, number of the line, its text if it is of the user."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    inside = tuple(os.path.dirname(each) + os.sep for each in (torch.__file__, os.path.dirname(__file__)))
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        yield frame, number, "" if file.startswith(inside) else linecache.getline(file, number).strip()
-
-
-def _where(error: BaseException, module: nn.Module) -> str:
-    """The line of user code that was executing, and the module that it belongs to."""
-    paths, path, line = {id(part): name for name, part in module.named_modules()}, "", ""
-    for frame, number, text in _frames(error):
-        path = paths.get(id(frame.f_locals.get("self")), path)
-        line = f"{frame.f_code.co_filename}, line {number}: {text}" if text else line
-    return f" (in {f'module {path!r}' if path else 'forward'}, {line})" if line else ""
-
-
-_KEPT = "fake tensor in the exported program constant's list"
-"""Part of the message of torch.export about a tensor that an earlier forward stored on the module."""
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, _DEPENDS_ON_VALUES):
-        return "a shape or the control flow depends on values of tensors"
-    if _KEPT in str(error):
-        return "a tensor that the forward makes outlives it"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 @contextlib.contextmanager
@@ -399,7 +331,6 @@ def _in_forms_to_capture(module: nn.Module, batch_size: int, rows_of_masks: int 
     """Within this context the module computes on the meta device, with layers in forms that can be captured."""
     with (
         attributes_kept(module),
-        parameters_on_meta(module),
         data_without_gradient(),
         silent(),
         batch_first_attention(),
@@ -411,7 +342,7 @@ def _in_forms_to_capture(module: nn.Module, batch_size: int, rows_of_masks: int 
         numbers_from_shapes(),
         rows_of_masks_counted(module, batch_size, rows_of_masks),
         autocast_as_casts(),
-        torch.device("meta"),
+        on_meta(module),
         refusing_own_gradients(),
         derivatives_as_calls(),
     ):

@@ -139,9 +139,7 @@ class BatchCheck:
         return list(batch)
 
     def _checked(self, tensor: Tensor, given: Any) -> Any:
-        if isinstance(given, torch.Tensor) and given.layout != torch.strided:
-            raise TwofoldError(f"input {tensor.name!r}: the data gives a sparse tensor; convert it with to_dense()")
-        array = given.detach().cpu() if isinstance(given, torch.Tensor) else np.asarray(given)
+        array = _array(tensor.name, given)
         dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
         expected = (tensor.shape[0] // self._parts, *tensor.shape[1:])
         if shape != expected or (dtype != tensor.dtype and (dtype, tensor.dtype) not in _ROUNDED):
@@ -165,6 +163,20 @@ class BatchCheck:
                         "(targets of a binary cross entropy); change the data"
                     )
         return _held(array, tensor.dtype)
+
+
+def _array(name: str, given: Any) -> Any:
+    """What is given for an input, as an array or as a tensor on the CPU."""
+    if not isinstance(given, torch.Tensor):
+        try:
+            return np.asarray(given)
+        except ValueError:
+            raise TwofoldError(f"input {name!r}: the data gives rows of different lengths; pad them") from None
+    if given.layout != torch.strided:
+        raise TwofoldError(f"input {name!r}: the data gives a sparse tensor; convert it with to_dense()")
+    if given.is_meta:
+        raise TwofoldError(f"input {name!r}: the data gives a tensor on the meta device, which has no values")
+    return given.detach().cpu()
 
 
 def _held(array: Any, dtype: str) -> Any:

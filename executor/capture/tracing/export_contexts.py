@@ -14,17 +14,39 @@ import torch
 from torch import nn
 from torch.export import _trace as export_trace
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 
 from plans.errors import TwofoldError
 
-__all__ = ["as_if_not_exported", "buffers_changed_in_place", "data_without_gradient", "parameters_on_meta", "silent"]
+__all__ = ["as_if_not_exported", "buffers_changed_in_place", "data_without_gradient", "on_meta", "silent"]
 
 
 @contextlib.contextmanager
-def parameters_on_meta(module: nn.Module) -> Iterator[None]:
-    """Replace parameters and buffers by meta tensors within this context, and do not move them; tied tensors stay
-    tied.
-    """
+def on_meta(module: nn.Module) -> Iterator[None]:
+    """Within this context everything is on the meta device, also what a forward puts elsewhere: `x.to("cuda")`."""
+    with _parameters_on_meta(module), _modules_not_moved(), _Meta(), torch.device("meta"):
+        yield
+
+
+class _Meta(TorchFunctionMode):
+    """Replaces the devices that a forward names by meta."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return args[0]
+        if func is torch.Tensor.type and len(args) > 1 and isinstance(args[1], type(torch.FloatTensor)):
+            return args[0].to(args[1].dtype)
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], str | int | torch.device):
+            args = (args[0], torch.device("meta"), *args[2:])
+        if kwargs.get("device") is not None and not isinstance(func, torch._ops.OpOverload):
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
+    """Replace parameters and buffers by meta tensors within this context; tied tensors stay tied."""
     meta: dict[int, torch.Tensor] = {}
 
     def stand_in(tensor: Any) -> Any:
@@ -42,8 +64,7 @@ def parameters_on_meta(module: nn.Module) -> Iterator[None]:
             for held in (submodule._parameters, submodule._buffers):
                 before.append((held, dict(held)))
                 held.update({key: stand_in(tensor) for key, tensor in held.items() if tensor is not None})
-        with _modules_not_moved():
-            yield
+        yield
     finally:
         for held, tensors in before:
             held.clear()  # of what the forward registers

@@ -464,6 +464,8 @@ REFUSED = {
         ).mean(2))), "running statistics, .* track_running_stats=False",
     ),
     "number of a tensor": (mean_to(lambda m, x: m.fc(x) * m.fc.bias[0].item()), "takes a number out of a tensor"),
+    "nothing is trained": (torch.no_grad()(mean_to(lambda m, x: m.fc(x))), "no parameter that is trained; is it under"),
+    "numpy": (mean_to(lambda m, x: m.fc(x) + torch.from_numpy(x.numpy())), "compute with torch instead of numpy"),
     "another dtype": (
         mean_to(lambda m, x: m.fc.bfloat16()(x.bfloat16()).float()),
         r"converts 'weight' of Linear from float32 to bfloat16.*weight\.to\(torch\.bfloat16\)"
@@ -644,6 +646,26 @@ def test_a_buffer_that_is_moved_to_where_it_is_is_not_changed():
     module.register_buffer("scale", torch.ones(6))
     constants = [each.name for each in capture(module, vectors()).tensors.values() if each.kind == "constant"]
     assert constants == ["scale", "norm.running_mean"]
+
+
+def test_devices_that_a_forward_names_do_not_matter():
+    """As in code that was written for one GPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def named(module, x):
+        module.fc.to(device)
+        x = x.to("cuda:0", torch.float32).cuda(non_blocking=True).type(torch.FloatTensor)
+        with torch.device("cpu"):
+            ones = torch.ones(6)
+        return module.fc(x.to(device)).cpu() * torch.arange(6, device="cuda") + ones.new_zeros(6, device=device) + ones
+
+    def plain(module, x):
+        ones = torch.ones(6)
+        return module.fc(x) * torch.arange(6) + ones.new_zeros(6) + ones
+
+    graphs = [capture(Ends(mean_to(function), fc=nn.Linear(6, 6)), vectors()) for function in (named, plain)]
+    assert [each.kind for each in graphs[0].operators] == [each.kind for each in graphs[1].operators]
+    assert graphs[0].tensors.keys() == graphs[1].tensors.keys()
 
 
 @pytest.mark.parametrize("what", ["register_hook", "register_post_accumulate_grad_hook"])

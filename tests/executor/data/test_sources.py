@@ -102,6 +102,8 @@ def test_a_file_of_rows_gives_whole_batches(graph, tmp_path):
         ([(np.zeros((8, 6), np.int64),)], "a batch of the data has 1 arrays; the plan asks for ids int64"),
         ([{"ids": 1, "words": 2}], "a batch of the data has the names ids, words; the plan asks for ids int64"),
         ([7], "is not a tuple or dict of arrays but int"),
+        ([([[1], [1, 2]], 3)], "input 'ids': the data gives rows of different lengths; pad them"),
+        ([(torch.zeros(8, 6, device="meta"), 3)], "input 'ids': the data gives a tensor on the meta device"),
         ([(np.zeros((8, 6)), np.zeros((8, 6), np.int64))], "input 'ids': the data gives float64"),
         ([(np.full((8, 6), -1), np.zeros((8, 6), np.int64))], "input 'ids': the data gives -1, the plan asks for"),
         ("digits", r"input 'ids': the data gives float32 \(8, 1, 28, 28\), the plan asks for int64 \(8, 6\)"),
