@@ -209,20 +209,30 @@ class StageCosts:
             kernels, whole = (
                 keys(operator, spec, strategy) for keys in (self._keys.of_kernels_alone, self._keys.of_kernels)
             )
-            key = ("kernels", place, kernels) if kernels == whole else ("kernels alone", place, kernels)
-            if key not in known and kernels == whole:
-                known[key] = self._own_s(operator, strategy)
-            elif key not in known:
-                known[key] = self._without_gathers.seconds(operator, strategy)
             if kernels == whole:
-                host_s, device_s = min(host_s, known[key].host_s), min(device_s, known[key].device_s)
-            else:
-                gathering[whole] = known[key], strategy
+                each = self._kernels_s(operator, strategy)
+                host_s, device_s = min(host_s, each.host_s), min(device_s, each.device_s)
+                continue
+            key = "kernels alone", place, kernels
+            if key not in known:
+                known[key] = self._without_gathers.seconds(operator, strategy)
+            gathering[whole] = known[key], strategy
         for alone, strategy in sorted(gathering.values(), key=lambda each: each[0].device_s):
             if alone.host_s < host_s or alone.device_s < device_s:
-                each = self._own_s(operator, strategy)
+                each = self._kernels_s(operator, strategy)
                 host_s, device_s = min(host_s, each.host_s), min(device_s, each.device_s)
         return host_s, device_s
+
+    def _kernels_s(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
+        """The bounds of an operator's kernels with a strategy; what else it takes may be that of another one."""
+        key = (
+            "kernels",
+            self.places.get(operator.name),
+            self._keys.of_kernels(operator, self.micro.spec(operator), strategy),
+        )
+        if key not in self.known:
+            self.known[key] = self._own_s(operator, strategy)
+        return self.known[key]
 
     def stream_s(self) -> float:
         """A lower bound on the time of the compute streams in a step, for any strategies on this mesh."""
@@ -235,11 +245,21 @@ class StageCosts:
         Kernels run in the order of the graph, and backwards. If an operator reads what the one before it makes in
         another layout, no other kernel runs while the tensor is redistributed.
         """
-        floors = [self._own_parts(position)[3] for position in range(len(self.operators))]
+        floors = [self._device_floors(position) for position in range(len(self.operators))]
         return Problem(
             own=floors, edges=self._awaited() if self.in_order else [], seconds=self.tensors.seconds,
             left=[np.arange(len(each)) for each in floors],
         )  # fmt: skip
+
+    def _device_floors(self, position: int) -> np.ndarray:
+        """The least time of an operator's kernels on the device in a step, with each of its strategies."""
+        key = "device", self.kind(position)
+        if key not in self._parts:
+            operator = self.operators[position]
+            self._parts[key] = np.array(
+                [self._kernels_s(operator, strategy).device_s for strategy in self.choices[position]]
+            )
+        return self._parts[key]
 
     def _awaited(self) -> list[TensorEdge]:
         """Per tensor that an operator hands to the next one the redistributions during which no kernel runs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator
@@ -62,10 +63,11 @@ class CostKeys:
 
     def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """A key of an operator with a strategy."""
-        signature = self.signature(operator)
-        if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
+        signature, shards = self.signature(operator), self._shards(spec, strategy)
+        is_sorted = list(shards) == sorted(shards, key=self.mesh.alias_name.index)
+        if strategy.out is not None or strategy.mesh is not None or not is_sorted:
             return signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out
-        return signature, self._cuts(operator, spec, strategy)
+        return signature, self._cuts(operator, spec, strategy), self._gathers(shards)
 
     def of_kernels(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """A key of the kernels of an operator with a strategy, and of what is gathered between them."""
@@ -96,6 +98,16 @@ class CostKeys:
         if operator.outputs[0] == self.micro.loss:
             groups.append(self._group(frozenset(axis for dim in spec.contracted for axis in dims.get(dim, ()))))
         return parts, tuple(groups)
+
+    @staticmethod
+    def _shards(spec: OperatorSpec, strategy: Strategy) -> tuple[str, ...]:
+        """The axes over which a statistic is gathered."""
+        return () if spec.statistic is None else strategy.dims.get(spec.statistic.over, ())
+
+    def _gathers(self, shards: tuple[str, ...]) -> tuple[object, ...]:
+        """The groups of all sets of axes over which a gather may pass, in mesh order."""
+        sets = [axes for count in range(1, len(shards) + 1) for axes in combinations(shards, count)]
+        return tuple(self._group(frozenset(axes)) for axes in sets)
 
     def _group(self, axes: frozenset[str]) -> object:
         if axes not in self._groups:

@@ -164,25 +164,40 @@ def _least_steps(
     """The least seconds of one step that brings this number of bytes to a rank, without and with a reduction."""
     if floors.domains(mesh.rank_list) is not None:
         mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that is within a node
-    axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
-    most = len(axes) if len(axes) <= _MAX_GROUPED else 1
-    groups = [frozenset(some) for count in range(1, most + 1) for some in itertools.combinations(axes, count)]
-    if floors.domains(mesh.rank_list) is None:
-        groups = list({mesh.size(group): group for group in groups}.values())
+    groups = _groups(floors, mesh)
     if not groups:
         return tuple(0.0 for _ in needed_bytes), 0.0
     sizes = np.array(needed_bytes, dtype=np.int64)
     least = floors.transfer_floors_s(sizes, np.ones_like(sizes), mesh.num_ranks - 1, False).tolist()
     slice_s = floors.local_s(StepKind.SLICE, mesh, frozenset(), 0, item_bytes)
     for at, size in enumerate(needed_bytes):
-        moved = [floors.local_s(kind, mesh, group, size, item_bytes) for kind in _MOVING for group in groups]
-        least[at] = min(least[at], *moved) if size else min(least[at], slice_s, *moved)
+        moved_s = _least_collective_s(floors, mesh, groups, size, item_bytes)
+        least[at] = min(least[at], moved_s) if size else min(least[at], slice_s, moved_s)
     adding = min(
         floors.local_s(kind, mesh, group, 0, item_bytes)
         for kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
         for group in groups
     )
     return tuple(least), adding
+
+
+@lru_cache(maxsize=256)
+def _groups(floors: Floors, mesh: Layout) -> tuple[frozenset[str], ...]:
+    """The sets of axes that a collective may pass over; of those that cost the same, one."""
+    axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
+    most = len(axes) if len(axes) <= _MAX_GROUPED else 1
+    groups = [frozenset(some) for count in range(1, most + 1) for some in itertools.combinations(axes, count)]
+    if floors.domains(mesh.rank_list) is None:
+        groups = list({mesh.size(group): group for group in groups}.values())
+    return tuple(groups)
+
+
+@lru_cache(maxsize=65_536)
+def _least_collective_s(
+    floors: Floors, mesh: Layout, groups: tuple[frozenset[str], ...], size_bytes: int, item_bytes: int
+) -> float:
+    """The least seconds of a collective over one of some sets of axes."""
+    return min(floors.local_s(kind, mesh, group, size_bytes, item_bytes) for kind in _MOVING for group in groups)
 
 
 @lru_cache(maxsize=256)
@@ -194,13 +209,16 @@ def _least_far_steps(
     axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
     if len(axes) > _MAX_GROUPED:
         return tuple(0.0 for _ in needed_bytes)
-    groups = [frozenset(some) for count in range(1, len(axes) + 1) for some in itertools.combinations(axes, count)]
-    far = [(group, mesh.size(set(inner) - group)) for group in groups if not group <= set(inner)]
+    far: dict[int, tuple[frozenset[str], ...]] = {}
+    for group in _groups(floors, mesh):
+        if not group <= set(inner):
+            shares = mesh.size(set(inner) - group)
+            far[shares] = (*far.get(shares, ()), group)
     sizes = np.array(needed_bytes, dtype=np.int64)
     least = floors.transfer_floors_s(sizes // mesh.size(inner), np.ones_like(sizes), mesh.num_ranks - 1, True).tolist()
     for at, size in enumerate(needed_bytes):
         moved = [
-            floors.local_s(kind, mesh, group, size // shares, item_bytes) for kind in _MOVING for group, shares in far
+            _least_collective_s(floors, mesh, groups, size // shares, item_bytes) for shares, groups in far.items()
         ]
         least[at] = min(least[at], *moved) if size else 0.0
     return tuple(least)

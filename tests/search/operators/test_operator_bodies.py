@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from costmodels import Machine
+from costmodels import Machine, executing
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.optimizer import Optimizer
 from plans.plan import Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind
+from search.operators.cost_keys import CostKeys
 from search.operators.operator_costs import OperatorCosts
 from search.operators.pricing import instruction_cost
 from search.operators.space import meshes, strategies
@@ -127,3 +128,33 @@ def test_an_operator_costs_what_its_lowered_instructions_cost(seed: int, machine
     found = costs.seconds(micro.by_name["mine"], strategy)
     assert found.compute_s + found.others_s == pytest.approx(expected, rel=1e-12)
     assert expected > 0.0
+
+
+@pytest.mark.parametrize("machine_name", ["h200-x8", "h200-x32"])
+def test_gathered_statistics_with_equal_keys_cost_the_same(machine_name: str) -> None:
+    """Whichever mesh their axes belong to."""
+    machine = executing(Machine.load(machine_name), "graph")
+    graph = Graph(
+        name="normed", batch_size=64, loss="loss",
+        operators=(
+            Operator(name="statistics", kind="batch_statistics", inputs=("x",), outputs=("s",)),
+            Operator(name="norm", kind="batch_norm", inputs=("x", "s", "w", "w"), outputs=("z",), attrs={"eps": 1e-5}),
+            Operator(name="loss", kind="mse_loss", inputs=("z", "y"), outputs=("loss",)),
+        ),
+        tensors={
+            name: Tensor(name=name, shape=shape, kind=kind)
+            for name, shape, kind in (
+                ("x", (64, 64), "input"), ("y", (64, 64), "input"), ("s", (2, 64), "activation"),
+                ("z", (64, 64), "activation"), ("w", (64,), "parameter"), ("loss", (), "activation"),
+            )
+        },
+    )  # fmt: skip
+    operator, spec = graph.by_name["statistics"], graph.spec(graph.by_name["statistics"])
+    costs: dict[object, set[float]] = {}
+    for mesh in meshes(range(machine.num_devices), ordered=True):
+        cost = instruction_cost(machine, mesh, machine.num_devices)
+        own = OperatorCosts(micro=graph, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), cost=cost)
+        keys = CostKeys(graph, mesh, 1, Optimizer(), cost.group_key)
+        for strategy in strategies(spec, mesh):
+            costs.setdefault(keys.of(operator, spec, strategy), set()).add(sum(own.seconds(operator, strategy)[:2]))
+    assert {len(each) for each in costs.values()} == {1} and len(costs) > 4
