@@ -51,6 +51,10 @@ _CONTENTION_MARGIN = 0.001
 """Assumed largest relative excess of a step without contention over its forecast, unless the search saw a larger
 one."""
 
+_WALKED_MARGIN, _FEW_WALKS = 0.03, 8
+"""By how much more than that a step that is simulated in time order may be below it before any was, and the number of
+those until which this falls evenly to 0: without contention, bodies are slowed one by one, and can take longer."""
+
 _WIDER = 1.1
 """A margin is this many times the largest excess that the search saw."""
 
@@ -122,7 +126,7 @@ class Branching:
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
         self._margin_seen = 0.0
         self._contention_seen = 0.0
-        self._num_before = self._num_lowered = 0
+        self._num_before = self._num_lowered = self._num_walked = 0
         self._dropped_s = float("inf")
 
     # ------------------------------------------------------------------- the loop
@@ -435,20 +439,26 @@ class Branching:
             if _WIDER * (1.0 - known.alone_s / found.step_s) > self._lasting_margin:
                 self._learn(degrees, known)  # contention may make up for it: only its forecast says by how much
                 return
-            yield known.alone_s, Kind.STEP, (degrees, known)
+            yield self._least_s(known), Kind.STEP, (degrees, known)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
 
     def _of_step(self, degrees: Degrees, step: StepForecast) -> None:
         """Forecast a step, unless it would not be good enough without contention."""
-        if step.alone_s >= self._above_s(self._steps_margin):
+        if self._least_s(step) >= self._above_s(self._steps_margin):
             self.contention_margin = max(self.contention_margin, self._steps_margin)
             return
         self._learn(degrees, step)
 
+    def _least_s(self, step: StepForecast) -> float:
+        """The step without contention, less what one that is simulated in time order may be below it."""
+        share = max(0.0, 1.0 - self._num_walked / _FEW_WALKS)
+        return step.alone_s * (1.0 - _WALKED_MARGIN * share) if share and step.is_walked else step.alone_s
+
     def _learn(self, degrees: Degrees, step: StepForecast) -> None:
         """Forecast a step, and learn both margins from it."""
         known = self._timed(degrees, step)
+        self._num_walked += step.is_walked
         self._contention_seen = max(self._contention_seen, 1.0 - known.forecast.step_s / step.alone_s)
         self._take(known)
 
@@ -469,7 +479,7 @@ class Branching:
 
         Of configurations that differ only in their layers or in how many blocks recompute, only the fastest.
         """
-        lowered = [(node[0], alone_s) for alone_s, _, _, node in self._steps]
+        lowered = [(degrees, step.alone_s) for _, _, _, (degrees, step) in self._steps]
         known = [(each.degrees, each.forecast.step_s) for each in self.candidates]
         chosen: dict[tuple[Any, ...], tuple[Degrees, float]] = {}
         for degrees, step_s in sorted([*known, *lowered], key=lambda each: each[1]):
@@ -483,7 +493,7 @@ class Branching:
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s, proves=proves)
         other._seen, other._estimates, other._grid = self._seen, self._estimates, self._grid
         other._num_before, other._margin_seen = self._num_before + self._num_lowered, self._margin_seen
-        other._contention_seen = self._contention_seen
+        other._contention_seen, other._num_walked = self._contention_seen, self._num_walked
         other.costs, other.peak_memory = self.costs, self.peak_memory
         other.spaces = self.spaces.narrowed(other.problem)
         return other

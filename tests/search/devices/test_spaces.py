@@ -12,9 +12,10 @@ from search.devices import Pins, Problem
 SMALL = TransformerConfig(name="small", num_layers=3, hidden=256, num_heads=4, ffn=1024, vocab=1024, seq=512)
 
 
-@pytest.mark.parametrize(("seed", "most"), [(1, 150), (2, 150), (48, 200)])
+@pytest.mark.parametrize(("seed", "most"), [(1, 150), (2, 150), (48, 200), (108, 400)])
 def test_no_configuration_of_a_random_space_is_faster(seed: int, most: int) -> None:
-    """In the last one 2 of 3 members of a group in a node are faster than all 3, with as many ways out."""
+    """In the third one 2 of 3 members of a group in a node are faster than all 3, with as many ways out; in the last
+    one the best step is 2 % shorter when it is simulated in time order."""
     found = compared(seed, most)
     assert found["configurations"] >= 20 and not found["beaten"], found
 
