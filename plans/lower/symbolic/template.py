@@ -205,6 +205,8 @@ def _part(
             cells.append(replace(cell, joined=joined))
             made = line.outputs
         at = len(cells) - 1
+        while border and at >= 0 and cells[at].gradient:
+            at -= 1  # not to be left out with the sum of a gradient, which allocates nothing
         for name in line.outputs:
             _note(memory, alive, values[name], at, +1, monomials)
         for name in line.frees:

@@ -66,6 +66,18 @@ def test_whole_and_split_backwards_of_one_chunk_gather_what_each_reads(case: str
     assert (score.cases, score.bodies_equal, score.memory_equal, score.time_equal) == (1, 1, 1, 1), score.differ
 
 
+def test_a_block_whose_last_product_is_a_weight_gradient_frees_what_it_hands_on() -> None:
+    """More tensor ranks than key-value heads: recomputing took more memory in the forecast than keeping everything."""
+    degrees = Degrees(
+        global_batch=16, tp=4, dp=2, micro_batch=1, recompute="memory_bound", optimizer=Optimizer(**FEW), layers=(3,),
+        fused=True,
+    )  # fmt: skip
+    config, score = replace(MODELS[2], num_layers=3), Score()
+    plan = plan_of(degrees, transformer(config, batch_size=16))
+    check(Case(kind="one node", config=config, degrees=degrees, machine=machines_of()["one node"][0], plan=plan), score)
+    assert (score.cases, score.bodies_equal, score.memory_equal, score.time_equal) == (1, 1, 1, 1), score.differ
+
+
 def test_collectives_that_outlast_bodies_slow_compute() -> None:
     """Reductions of every micro-batch beside the compute that follows: without a walk 5.4 % too long."""
     optimizer = Optimizer(
