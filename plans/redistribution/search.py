@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
@@ -53,6 +54,15 @@ __all__ = ["StepPrice", "least_s", "redistribute"]
 
 _Found = tuple[tuple[Step, ...], float | None]
 """Steps, and their seconds where the search knows them."""
+
+
+class _Terms(NamedTuple):
+    """What is asked of the steps between two layouts; arguments of `redistribute`."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    price: StepPrice | None
+    even: bool
 
 
 def redistribute(
@@ -85,45 +95,34 @@ def redistribute(
     """
     if even and not (source.is_even(shape) and target.is_even(shape)):
         raise TwofoldError(f"{source} or {target} does not cut a tensor of shape {tuple(shape)} evenly")
+    terms = _Terms(tuple(shape), itemsize, price, even)
     try:
         hash(price)
     except TypeError:
-        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price, even)[0]
-    return _cached(source, target, tuple(shape), itemsize, price, even)[0]
+        return _cached.__wrapped__(source, target, terms)[0]
+    return _cached(source, target, terms)[0]
 
 
 @lru_cache(maxsize=8192)
-def _cached(
-    source: TensorLayout,
-    target: TensorLayout,
-    shape: tuple[int, ...],
-    itemsize: int,
-    price: StepPrice | None,
-    even: bool,
-) -> _Found:
+def _cached(source: TensorLayout, target: TensorLayout, terms: _Terms) -> _Found:
+    shape = terms.shape
     if not len(source.dims) == len(target.dims) == len(shape):
         raise TwofoldError(f"a tensor of shape {shape} cannot go from {source} to {target}: the numbers of dims differ")
     if source.mesh == target.mesh:
-        return _on_one_mesh(source, target, shape, itemsize, price, even)
+        return _on_one_mesh(source, target, terms)
     if source.is_even(shape) and source.same_placement(target):
         return (), 0.0
     refined = refine(source.mesh, target.mesh)
     if refined is None:
-        return _across(source, target, shape, itemsize, price, even), None
+        return _across(source, target, terms), None
     mesh, mine, theirs = refined
     if not (is_same_cut(source, mine, shape) and is_same_cut(target, theirs, shape)):
-        return _across(source, target, shape, itemsize, price, even), None
-    return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price, even)
+        return _across(source, target, terms), None
+    return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), terms)
 
 
-def _on_one_mesh(
-    source: TensorLayout,
-    target: TensorLayout,
-    shape: tuple[int, ...],
-    itemsize: int,
-    price: StepPrice | None,
-    even: bool,
-) -> _Found:
+def _on_one_mesh(source: TensorLayout, target: TensorLayout, terms: _Terms) -> _Found:
+    shape, itemsize, price, even = terms
     space = Space(source.mesh, target, shape)
     start, goal = space.state(source), space.state(target)
     if not set(goal[1]) <= set(start[1]):
@@ -163,7 +162,7 @@ def least_s(
             if space.is_alike(start, goal):
                 return 0.0
             return fastest_s(space, start, goal, itemsize, price, True)
-    steps, seconds = _cached(source, target, shape, itemsize, price, True)
+    steps, seconds = _cached(source, target, _Terms(shape, itemsize, price, True))
     return sum(price(step, shape, itemsize) for step in steps) if seconds is None else seconds
 
 
@@ -202,15 +201,9 @@ def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:
     return Step(kind=step.kind, axes=step.axes, dim=step.dim, to_dim=step.to_dim, before=before, after=after)
 
 
-def _across(
-    source: TensorLayout,
-    target: TensorLayout,
-    shape: tuple[int, ...],
-    itemsize: int,
-    price: StepPrice | None,
-    even: bool,
-) -> tuple[Step, ...]:
+def _across(source: TensorLayout, target: TensorLayout, terms: _Terms) -> tuple[Step, ...]:
     """Reduce the sums on the source's mesh, then transfer; under a price maybe to one collective before the target."""
+    shape, itemsize, price, even = terms
     if not source.partial and not target.partial and _same_regions(source, target, shape):
         return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
@@ -223,7 +216,7 @@ def _across(
             return sum(max_received_bytes(step, shape, itemsize) for step in steps)
         return sum(price(step, shape, itemsize) for step in steps)
 
-    endings = _endings(target, shape, price, even)
+    endings = _endings(target, terms)
     candidates: list[tuple[float, int, tuple[Step, ...]]] = []  # least cost, order of making, steps
     for reduced in [source] if target.partial else _reduced(source):
         if even and not reduced.is_even(shape):
@@ -235,7 +228,7 @@ def _across(
                 candidates.append((around, len(candidates), (*before, *ending)))
                 continue
             transfer = Step(kind=StepKind.TRANSFER, before=reduced, after=landing)
-            least = _least_cost(transfer, shape, itemsize, price)
+            least = _least_cost(transfer, terms)
             candidates.append((around + least, len(candidates), (*before, transfer, *ending)))
     best, chosen = (math.inf, 0), candidates[0][2]
     for bound, _, steps in sorted(candidates, key=lambda candidate: candidate[:2]):
@@ -246,24 +239,24 @@ def _across(
     return chosen
 
 
-def _endings(
-    target: TensorLayout, shape: tuple[int, ...], price: StepPrice | None, even: bool
-) -> list[tuple[TensorLayout, tuple[Step, ...]]]:
+def _endings(target: TensorLayout, terms: _Terms) -> list[tuple[TensorLayout, tuple[Step, ...]]]:
     """The possible targets of a transfer, and the steps from there: the target, or one collective before it."""
     endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
-    if price is not None:
-        space = Space(target.mesh, target, shape)
-        closing = [space.step(move) for move in space.closing(space.goal) if not even or space.is_even(move.before)]
+    if terms.price is not None:
+        space = Space(target.mesh, target, terms.shape)
+        closing = [
+            space.step(move) for move in space.closing(space.goal) if not terms.even or space.is_even(move.before)
+        ]
         endings += [(step.before, (_with(step, step.before, target),)) for step in closing]
     return endings
 
 
-def _least_cost(transfer: Step, shape: tuple[int, ...], itemsize: int, price: StepPrice | None) -> float:
+def _least_cost(transfer: Step, terms: _Terms) -> float:
     """A lower bound on the cost of a transfer: its bytes, or the price's floor for them."""
-    least = max_received_bytes(transfer, shape, itemsize)
-    if price is None:
+    least = max_received_bytes(transfer, terms.shape, terms.itemsize)
+    if terms.price is None:
         return least
-    floor_s: Callable[[float], float] | None = getattr(price, "floor_s", None)
+    floor_s: Callable[[float], float] | None = getattr(terms.price, "floor_s", None)
     return 0.0 if floor_s is None else floor_s(least)
 
 
