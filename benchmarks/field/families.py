@@ -182,6 +182,28 @@ def _segments() -> Made:
     )  # fmt: skip
 
 
+class Matched(nn.Module):
+    """Texts and images of a batch, each against all others, in the loss of the model itself."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self._backbone = backbone
+
+    def forward(self, ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self._backbone(input_ids=ids, pixel_values=images, return_loss=True).loss
+        return loss
+
+
+def _clip() -> Made:
+    library = load_transformers()
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    text = sizes | {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+    config = library.CLIPConfig(
+        text_config=text, vision_config=sizes | {"image_size": SIDE, "patch_size": 16}, projection_dim=32
+    )
+    return Matched(library.CLIPModel(config)), (((BATCH, LENGTH), "int64"), _IMAGES[0])
+
+
 DECODERS: dict[str, Callable[[], Made]] = {
     "Gemma 3": lambda: _text("gemma3_text", head_dim=16, sliding_window=8),
     "Phi-2": lambda: _text("phi", partial_rotary_factor=0.5),
@@ -219,6 +241,9 @@ DECODERS: dict[str, Callable[[], Made]] = {
     "BitNet": lambda: _text("bitnet"),
     "LFM 2": lambda: _text("lfm2", full_attn_idxs=[1]),
     "XLNet": _xlnet,
+    "Gemma": lambda: _text("gemma", head_dim=16),
+    "Cohere": lambda: _text("cohere"),
+    "ERNIE 4.5": lambda: _text("ernie4_5", head_dim=16),
 }
 
 EXPERTS: dict[str, Callable[[], Made]] = {
@@ -235,6 +260,9 @@ EXPERTS: dict[str, Callable[[], Made]] = {
         "deepseek_v2", num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
         v_head_dim=16, n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1,
         **_EXPERTS,
+    ),
+    "GLM 4 MoE": lambda: _text(
+        "glm4_moe", head_dim=16, n_routed_experts=4, first_k_dense_replace=1, n_group=1, topk_group=1, **_EXPERTS
     ),
     "Llama 4": lambda: _text(
         "llama4_text", head_dim=16, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=128,
@@ -256,6 +284,14 @@ RECURRENT: dict[str, Callable[[], Made]] = {
         linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, full_attention_interval=2,
         **_EXPERTS,
     ),
+    "Bamba": lambda: _text(
+        "bamba", mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=8,
+        attn_layer_indices=[1],
+    ),
+    "Zamba 2": lambda: _text(
+        "zamba2", mamba_d_state=8, mamba_ngroups=1, n_mamba_heads=8, mamba_headdim=16, chunk_size=8,
+        layers_block_type=["mamba", "hybrid"],
+    ),
     "RecurrentGemma": lambda: _text("recurrent_gemma", lru_width=64, attention_window_size=8, head_dim=16),
 }  # fmt: skip
 
@@ -274,6 +310,12 @@ ENCODERS: dict[str, Callable[[], Made]] = {
     "ESM": lambda: _masked("esm", mask_token_id=3, position_embedding_type="rotary", max_position_embeddings=66),
     "ModernBERT": lambda: _masked("modernbert", local_attention=8, global_attn_every_n_layers=2),
     "RoFormer": lambda: _masked("roformer", embedding_size=64),
+    "I-BERT": lambda: _masked("ibert", max_position_embeddings=66),
+    "Longformer": lambda: _masked("longformer", attention_window=[8, 8], max_position_embeddings=66),
+    "BigBird": lambda: _masked("big_bird", attention_type="block_sparse", block_size=4, num_random_blocks=1),
+    "ConvBERT": lambda: _masked("convbert", embedding_size=64),
+    "LongT5": lambda: _translates("longt5", local_radius=4, encoder_attention_type="local"),
+    "M2M-100": lambda: _translates("m2m_100"),
     "BART": lambda: _translates("bart"),
     "Pegasus": lambda: _translates("pegasus"),
     "mT5": lambda: _translates("mt5"),
@@ -288,6 +330,7 @@ SIGNALS: dict[str, Callable[[], Made]] = {
     "WavLM": lambda: _sound("wavlm"),
     "PatchTST": _patches_of_series,
     "CLIP, vision": lambda: _vision("clip_vision_model", "CLIPVisionModel", Pooled),
+    "CLIP": _clip,
     "SigLIP, vision": lambda: _vision("siglip_vision_model", "SiglipVisionModel", Pooled),
     "DINOv2": lambda: _vision("dinov2"),
     "BEiT": lambda: _vision("beit", use_relative_position_bias=True),

@@ -122,5 +122,12 @@ PICTURES: dict[str, Callable[[], Made]] = {
     "timm EdgeNeXt": lambda: _timm("edgenext_xx_small"),
     "timm DaViT": lambda: _timm("davit_tiny"),
     "timm FastViT": lambda: _timm("fastvit_t8"),
+    "timm ConvNeXt 2": lambda: _timm("convnextv2_atto"),
+    "timm EfficientNet 2": lambda: _timm("tf_efficientnetv2_b0"),
+    "timm CoAtNet": lambda: _timm("coatnet_nano_rw_224", img_size=SIDE),
+    "timm MobileNet 4": lambda: _timm("mobilenetv4_conv_small"),
+    "timm InceptionNeXt": lambda: _timm("inception_next_atto"),
+    "timm ResNeSt": lambda: _timm("resnest14d"),
+    "timm Hiera": lambda: _timm("hiera_tiny_224", side=224),
 }
 """Name -> what makes it."""
