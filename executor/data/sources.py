@@ -21,7 +21,7 @@ from executor.user_code import each_of, load_named, running_user_code
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 
-__all__ = ["Source", "save_batches", "usual_data"]
+__all__ = ["Source", "read_batches", "save_batches", "usual_data"]
 
 DIGITS = ((1, 28, 28), ())
 """Shapes of the inputs of a graph that is trained on digits, without the batch: images and labels."""
@@ -37,12 +37,12 @@ class Source:
             "tokens.idx", token numbers that are packed into sequences (`executor.data.token_files`);
             "package.module:function" or "file.py:function", a function without arguments (called once an epoch) or an
             object that gives an iterable of batches, such as a `DataLoader`, or a dataset of `torch.utils.data` or of
-            Hugging Face; or batches.
+            Hugging Face; or such a function or object itself.
         seed: of random numbers and of the order of samples. A function seeds its own generator: every rank calls it,
             and all must get the same batches.
     """
 
-    data: str | Sequence[Given]
+    data: Any
     seed: int = 0
 
     def batches(self, graph: Graph, steps: int, *, first: int = 0, share: Share = WHOLE) -> Iterator[Batch]:
@@ -116,7 +116,7 @@ class Source:
         """The number of an epoch -> its samples or its batches; files are opened once."""
         word, seed = self.data, self.seed
         if not isinstance(word, str):
-            return lambda epoch: word
+            return lambda epoch: _given(word, f"data {self._name}", seed, epoch, graph.batch_size)
         if word.endswith(".npz"):
             rows = rows_of_arrays(word)
             return lambda epoch: rows
@@ -124,7 +124,7 @@ class Source:
             documents = read_documents(word)
             return lambda epoch: packed(documents, graph, seed=seed, epoch=epoch, name=word)
         if word != "digits" and ":" in word:
-            return lambda epoch: _made(word, seed, epoch, graph.batch_size)
+            return lambda epoch: _given(load_named(word, "data"), f"data {word!r}", seed, epoch, graph.batch_size)
         if word == "digits" or has_idx_files(word):
             digits = ArrayDataset.of(load_digits(None if word == "digits" else word)).shuffle(seed)
             return lambda epoch: _of_digits(digits, epoch)
@@ -150,11 +150,10 @@ def _of_digits(digits: ArrayDataset, epoch: int) -> Rows:
     return Rows(len(order), lambda positions: digits.take(order[positions]))
 
 
-def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[Given]:
-    """The data that `package.module:function` returns."""
+def _given(made: Any, what: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[Given]:
+    """The data that a function or an object of the user gives."""
     from torch.utils.data import IterableDataset
 
-    made, what = load_named(word, "data"), f"data {word!r}"
     with running_user_code(what):
         made = made() if callable(made) else made
     if isinstance(made, IterableDataset):
@@ -164,21 +163,37 @@ def _made(word: str, seed: int, epoch: int, batch_size: int) -> Rows | Iterable[
     if hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, (Sequence, Mapping)):
         return rows_of_dataset(made, what).shuffled(seed, epoch)
     if not isinstance(made, Iterable):
-        raise TwofoldError(
-            f"data {word!r} must give an iterable of batches or a dataset, it gave {type(made).__name__}"
-        )
+        raise TwofoldError(f"{what} must give an iterable of batches or a dataset, it gave {type(made).__name__}")
     return made
 
 
-def save_batches(graph: Graph, batches: Iterable[Given], steps: int, path: str | os.PathLike[str]) -> Path:
-    """Write up to `steps` batches, each checked, as one array of rows for each input.
+def read_batches(graph: Graph, data: Any, steps: int, seed: int = 0) -> list[Batch]:
+    """Up to `steps` batches, each checked.
+
+    Args:
+        graph: that they are for.
+        data: as for `Source`. An iterator, such as a generator, may end before.
+        steps: number of batches.
+        seed: of the order of samples.
 
     Raises:
-        TwofoldError: no batch, one that is not for the graph, a file that cannot be written.
+        TwofoldError: no batch, one that is not for the graph.
     """
-    found = list(itertools.islice(map(BatchCheck(graph), batches), steps))
+    if not isinstance(data, Iterator):
+        return list(Source(data=data, seed=seed).batches(graph, steps))
+    found = list(itertools.islice(map(BatchCheck(graph), data), steps))
     if not found:
         raise TwofoldError("the data have no batch; give at least one")
+    return found
+
+
+def save_batches(graph: Graph, data: Any, steps: int, path: str | os.PathLike[str], seed: int = 0) -> Path:
+    """Write what `read_batches` reads, as one array of rows for each input.
+
+    Raises:
+        TwofoldError: as `read_batches`; a file that cannot be written.
+    """
+    found = read_batches(graph, data, steps, seed)
     names = found[0].keys()
     return write_npz(path, {name: np.concatenate([_plain(batch[name]) for batch in found]) for name in names})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ def run(
     plan: Plan,
     *,
     steps: int = 100,
-    data: str | Iterable[Any] = "random",
+    data: Any = "random",
     model: str = "",
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
@@ -117,9 +117,9 @@ def run(
     Args:
         plan: the plan to run.
         steps: number of training steps.
-        data: a name, see `executor.data.sources.Source`; or an iterable of batches, of which `steps` are saved for the
-            ranks. A batch is a tuple of arrays or tensors in the order of the model's arguments, or a dict by the names
-            of its inputs.
+        data: a name, see `executor.data.sources.Source`; or a function, an iterable of batches or a dataset, of which
+            `steps` batches are saved for the ranks. A batch is a tuple of arrays or tensors in the order of the
+            model's arguments, or a dict by the names of its inputs.
         model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
         seed: random seed of initial weights and data order.
         out: folder for results; None uses a temporary one.
@@ -205,12 +205,12 @@ def _check_room(plan: Plan, device: Device, num_local: int) -> None:
         )
 
 
-def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:
+def _checked_data(plan: Plan, data: Any, steps: int, seed: int, folder: Path) -> str:
     """The name of the data, after checking that its first batch fits the plan."""
     from executor.data.sources import Source, save_batches
 
     if not isinstance(data, str):
-        return str(save_batches(plan.graph, data, steps, folder / "data.npz"))
+        return str(save_batches(plan.graph, data, steps, folder / "data.npz", seed))
     Source(data=data, seed=seed).check(plan.graph)
     return data
 

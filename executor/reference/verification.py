@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,7 +218,7 @@ def verify(
     model: str,
     predicted: Timeline | None = None,
     steps: int = 100,
-    data: str | Iterable[Any] = "digits",
+    data: Any = "digits",
     seed: int = 0,
     **options: Any,
 ) -> Verification:
@@ -241,6 +240,8 @@ def verify(
     >>> verification.loss_max_rel_diff  # doctest: +SKIP
     1.2e-07
     """
+    from executor.data.sources import read_batches
+
     with refusing(options.get("nodes", ONE_NODE)):
         _check_model(model)
         if plan.step_check is not None:
@@ -248,8 +249,8 @@ def verify(
                 "verify does not support skipped steps, and this plan has loss_scale or spike; "
                 "verify a plan without step_check"
             )
-    if not isinstance(data, str):  # read once, for the ranks and for the one process
-        data = list(itertools.islice(data, steps))
+        if not isinstance(data, str):  # read once, for the ranks and for the one process
+            data = read_batches(plan.graph, data, steps, seed)
     result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)
     return check_run(result, model=model, data=data, seed=seed, predicted=predicted)
 

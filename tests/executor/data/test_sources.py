@@ -12,7 +12,7 @@ from torch import nn
 import twofold as tf
 from executor.capture.capture import capture
 from executor.data.batches import BatchCheck, input_limits, input_probabilities, random_batches
-from executor.data.sources import Source, save_batches
+from executor.data.sources import Source, read_batches, save_batches
 from executor.device import Device
 from executor.weights.same_start import check_same_batch
 from plans.errors import TwofoldError
@@ -67,6 +67,16 @@ def test_an_object_and_batches_themselves_will_do(graph):
         source = Source(data=data)
         same(list(source.batches(graph, 3)), [*language_model.WORDS, language_model.WORDS[0]])
         assert source.num_batches(graph) == 2
+
+
+def test_a_function_and_a_dataset_themselves_will_do(graph):
+    same(list(Source(data=language_model.batches).batches(graph, 2)), list(language_model.batches())[:2])
+    ids = torch.arange(2 * BATCH * LENGTH).reshape(-1, LENGTH) % 50
+    batches = read_batches(graph, torch.utils.data.TensorDataset(ids, ids), 3, seed=1)
+    assert len(batches) == 3 and sorted(row for batch in batches[:2] for row in batch["ids"][:, 0]) == sorted(ids[:, 0])
+    assert len(read_batches(graph, iter(language_model.WORDS), 5)) == len(language_model.WORDS)
+    with pytest.raises(TwofoldError, match="data int must give an iterable of batches or a dataset, it gave int"):
+        read_batches(graph, 5, 1)
 
 
 def test_tensors_by_name_will_do(graph):
