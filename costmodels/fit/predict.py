@@ -53,7 +53,7 @@ class Predicted:
 
 def library_of(device: Device) -> str:
     """The communication library of a device: nccl or hccl."""
-    return {"cuda": "nccl", "npu": "hccl", "hpu": "hccl"}[device.device]
+    return {"npu": "hccl", "hpu": "hccl"}.get(device.device, "nccl")
 
 
 def predict_points(

@@ -88,7 +88,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     version: int = MACHINE_VERSION
     name: str
     variant: str
-    device: Literal["cuda", "npu", "hpu"]
+    device: Literal["cuda", "npu", "hpu", "tpu", "neuron"]
     memory_bytes: int
     runtime_bytes: int | None = None
     memory_allowance: float = 0.0

@@ -103,7 +103,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     version: int = MACHINE_VERSION
     name: str
     variant: str = ""
-    device: Literal["cpu", "cuda", "npu", "hpu"]
+    device: Literal["cpu", "cuda", "npu", "hpu", "tpu", "neuron"]
     num_devices: int
     devices_per_node: int
     memory_bytes: int
@@ -177,8 +177,11 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def library(self) -> str:
-        """The communication library that its collectives run on: gloo, nccl, or hccl (Huawei's and Habana's)."""
-        return {"cpu": "gloo", "cuda": "nccl", "npu": "hccl", "hpu": "hccl"}[self.device]
+        """The communication library that its collectives run on: gloo, nccl, or hccl (Huawei's and Habana's).
+
+        Those of TPUs and Trainium are not modelled: nccl stands for them.
+        """
+        return {"cpu": "gloo", "npu": "hccl", "hpu": "hccl"}.get(self.device, "nccl")
 
     @property
     def fuses(self) -> bool:

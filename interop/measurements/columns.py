@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-__all__ = ["COLUMNS", "COMPOSED", "column_inside", "column_named", "degree_order", "rank_of"]
+__all__ = ["COLUMNS", "COMPOSED", "KINDS_OF_CONTEXT", "column_inside", "column_named", "degree_order", "rank_of"]
 
 COLUMNS = (
     "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
@@ -18,9 +18,13 @@ COLUMNS = (
 
 COMPOSED = (
     "tokens", "nodes", "per_node", "accumulation", "layout", "unit", "year", "offload", "float8", "dp_replicate",
-    "dp_shard", "replica_batch", "chunk_layers",
+    "dp_shard", "replica_batch", "chunk_layers", "system", "ulysses", "ring",
+    "optimizer",
 )  # fmt: skip
 """Columns whose cells determine those of others (`interop.measurements.composed`)."""
+
+KINDS_OF_CONTEXT = ("ulysses", "ring")
+"""Columns whose product is the degree of context parallelism, where a table has both."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend",
@@ -123,7 +127,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                  "ngpuspernode", "每节点卡数", "gpusperserver", "gpusperhost", "acceleratorspernode"),
     "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga", "gradaccumsteps",
                      "accumulationsteps", "accum", "updatefreq", "accumsteps", "gradacc", "gradaccsteps", "gasteps",
-                     "microbatchnum", "microbatches", "m", "nummicrobatch", "microbatchcount", "microbatchespergpu",
+                     "microbatchnum", "microbatches", "nummicro", "m", "nummicrobatch", "microbatchcount",
+                     "microbatchespergpu",
                      "梯度累积", "batchaccum", "batchaccumulation", "gradientaccum", "batchaccumulationperreplica"),
     "layout": ("parallelism", "parallelisation", "parallelconfig", "parallelstrategy", "strategy", "parallelization",
                "mesh", "parallellayout", "parallelisms", "parallel", "parallelcfg", "parallelsettings",
@@ -139,6 +144,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
                  "fsdpsize", "fsdpdegree"),
     "year": ("date",),
     "float8": ("fp8", "quantization", "quantisation", "usefp8", "enablefp8", "fp8recipe", "float8recipe"),
+    "optimizer": ("optim", "opt", "optimizername", "optimizertype", "优化器"),
     "offload": ("activationcpuoffload", "cpuoffload", "offloading", "optimizeroffload", "activationoffload"),
 }  # fmt: skip
 """Column -> other names of it, letters and digits only, the plainest last. `_FILLERS` need no names of their own."""

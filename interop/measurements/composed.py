@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from interop.measurements.batches import BadCell, fill, product_of, with_batch
+from interop.measurements.batches import BadCell, count_of, fill, product_of, with_batch
 from interop.measurements.capacities import CAPACITY, with_capacity
-from interop.measurements.columns import degree_order
+from interop.measurements.columns import KINDS_OF_CONTEXT, degree_order
 from interop.measurements.counts import count_devices
 from interop.measurements.hybrid import HYBRID, hybrid_in, with_hybrid
 from interop.measurements.numbers import number
@@ -55,6 +55,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
     '4'
     """
     made = _with_degrees_of_model(row)
+    kinds = [count_of("cp", made.pop(name)) for name in KINDS_OF_CONTEXT if made.get(name)]
+    fill(made, {"cp": str(math.prod(kinds))} if kinds else {})
     if layout := made.pop("layout", ""):
         degrees = _layout(layout, headers.get("layout", ""))
         if words := degrees.pop("words", ""):  # "Megatron DP": the row's other cells may tell more
@@ -72,16 +74,11 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         fill(made, degrees_in(made.get(column, "")))
     if headers.get("zero_level", "").strip().lower() == "fsdp":
         _fsdp(made)
-    narrow = made.pop("float8", "")
-    if narrow.lower() not in NOTHING and switch_named(narrow) is not False:
-        named = precision_named(narrow) is not None or re.search(r"int ?\d", narrow, re.I)
-        made["precision"] = "float8" if switch_named(narrow) else narrow if named else f"float8 {narrow}"
+    _with_words(made, headers.get("offload", ""))
     if (count := number(made.get("tokens", ""))) and (
         scale := re.search(r"[(\[]([bt])\b", headers.get("tokens", "").lower())
     ):
         made["tokens"] = f"{count * (1e9 if scale.group(1) == 'b' else 1e12):g}"  # "Tokens (B)"
-    if switch_named(made.pop("offload", "")):
-        made["notes"] = f"{made.get('notes', '')}; offload".strip("; ")
     count_devices(made)
     made = _sequence_degree(made)
     made = with_hybrid(made, product_of(made, ("tp", "pp", "cp")))
@@ -91,6 +88,30 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
     with_batch(made, headers)
     return with_capacity(made, headers.get(CAPACITY, ""))
+
+
+def _with_words(made: dict[str, str], header: str) -> None:
+    """Replace the cells of a row about 8-bit products, the optimizer and offloading, which has a header, by a precision
+    and notes."""
+    narrow = made.pop("float8", "")
+    if narrow.lower() not in NOTHING and switch_named(narrow) is not False:
+        named = precision_named(narrow) is not None or re.search(r"int ?\d", narrow, re.I)
+        made["precision"] = "float8" if switch_named(narrow) else narrow if named else f"float8 {narrow}"
+    if optimizer := made.pop("optimizer", ""):
+        is_level = level_named(optimizer)[0] is not None and switch_named(optimizer) is None
+        fill(made, {"zero_level": optimizer} if is_level else {})
+        made["notes"] = f"{made.get('notes', '')}; optimizer {optimizer}".strip("; ")
+    if words := _offloading(made.pop("offload", ""), header):
+        made["notes"] = f"{made.get('notes', '')}; {words}".strip("; ")
+
+
+def _offloading(cell: str, header: str) -> str:
+    """Words about what a cell says is offloaded, and where to; "" if it says nothing."""
+    is_on = switch_named(cell)
+    if is_on is False or (is_on is None and cell.lower() in NOTHING):
+        return ""
+    what = header.lower().replace("_", " ") if "offload" in header.lower() else "offload"
+    return what if is_on else f"{what} {cell}"
 
 
 def _sequence_degree(row: dict[str, str]) -> dict[str, str]:

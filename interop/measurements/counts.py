@@ -8,6 +8,7 @@ from interop.measurements.batches import count_of, fill, product_of
 from interop.measurements.cells import REMARK
 from interop.measurements.devices import devices_of_instance
 from interop.measurements.numbers import number
+from interop.measurements.systems import System, system_in, system_named
 
 __all__ = ["USUAL_NODE", "count_devices"]
 
@@ -31,6 +32,9 @@ _INSIDE = re.compile(
 _GRID = re.compile(r"(\d+)n(\d+)g\b", re.I)
 """Nodes and the devices of each: "4n8g"."""
 
+_SLICE = re.compile(r"(?<![a-z0-9])v(?:[34]|5(?:e|p|litepod)|6e)-(\d+)", re.I)
+"""A slice of TPUs by the number of its cores, or of its chips where they have one core: "v4-256", "v5e-256"."""
+
 _BEHIND = re.compile(r"\w.*?\)? *(?<!rt)(?<!gt)[x\u00d7*] *(\d+)(?: *(?:gpus?|npus?|devices|cards))?$", re.I)
 """Devices behind their name: "H200 x 8"."""
 
@@ -49,7 +53,10 @@ def count_devices(row: dict[str, str]) -> None:
     >>> row["gpu_count"]
     '16'
     """
-    device = row.get("gpu_type", "")
+    device, name = row.get("gpu_type", ""), row.pop("system", "")
+    if (system := system_named(name or device) or system_in(row.get("source", ""))) is not None:
+        _of_system(row, system, name or device)
+        device = row["gpu_type"]
     fill(row, _stated_with(device, number(row.get("nodes", ""))))
     counted = re.fullmatch(
         r"(\d+) ?(?:nodes?)? ?(?:[x\u00d7*] ?(\d+)?| ?(?=[a-z]+\d))(.*)", row.get("gpu_count", "").lower()
@@ -58,11 +65,21 @@ def count_devices(row: dict[str, str]) -> None:
         row["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
         if not counted.group(2):
             fill(row, {"gpu_type": counted.group(3)})
-    _of_nodes(row, devices_of_instance(device))
-    each, is_counted = devices_of_instance(device), bool(row.get("gpu_count") or row.get("dp"))
-    if each and not is_counted and each % product_of(row, ("tp", "pp", "cp")) == 0:
+    _of_nodes(row, each := devices_of_instance(device))
+    is_open = each and system is None and not (row.get("gpu_count") or row.get("dp"))
+    if is_open and each % product_of(row, ("tp", "pp", "cp")) == 0:
         row["gpu_count"] = str(each)
         row[REMARK] = "; ".join(filter(None, (row.get(REMARK), f"number of devices not stated: one {device}")))
+
+
+def _of_system(row: dict[str, str], system: System, name: str) -> None:
+    """Fill in the device of a system, the devices of a node and their links to others, where the row leaves them
+    blank."""
+    fill(row, {"gpu_type": system.device, "per_node": str(system.per_node)})
+    links_text = f"{system.link_Gbps:.4g} Gb/s per GPU" if system.link_Gbps else ""
+    fill(row, {"interconnect": links_text})
+    remark = ", ".join(filter(None, (f"{name}: nodes of {system.per_node} {system.device}", links_text)))
+    row[REMARK] = "; ".join(filter(None, (row.get(REMARK), remark)))
 
 
 def _stated_with(device: str, nodes: float | None) -> dict[str, str]:
@@ -77,6 +94,9 @@ def _stated_with(device: str, nodes: float | None) -> dict[str, str]:
     nodes = nodes or (float(own.group(1)) if own else None)
     if both := _NODES_OF.match(device):
         return stated | {"per_node": both.group(1)}
+    if part := _SLICE.search(device):
+        cores = 2 if re.search(r"v(?:[34]|5p)-", device.lower()) else 1
+        return {"gpu_count": str(max(1, int(part.group(1)) // cores))}
     if grid := _GRID.search(device):
         return {"gpu_count": str(int(grid.group(1)) * int(grid.group(2)))}
     if (found := _BEFORE.match(device)) and not _NODES.match(device):

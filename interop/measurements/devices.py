@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from costmodels.machine.catalogue import load_device
+from interop.measurements.systems import system_named
 
 __all__ = [
     "CARDS", "Network", "UnknownDevice", "capacities_of", "device_named", "devices_meant", "devices_of_instance",
@@ -24,22 +25,20 @@ _INSTANCES = (
     (r"a3 (high|mega|edge)(gpu)?", "h100 80gb"), (r"a4x.*", "gb200"), (r"a4 highgpu", "b200"),
     (r"nd96amsr.*", "a100 80gb"), (r"nd96asr.*", "a100 40gb"), (r"nd96isr.* h100|nd h100", "h100 80gb"),
     (r"nd96isr.* h200", "h200"), (r"bm gpu4 8", "a100 40gb"), (r"dgx 2", "v100 32gb"), (r"dgx 1", "v100 32gb"),
-    (r"selene", "a100 80gb"), (r"grace hopper", "gh200"), (r"eos", "h100 80gb"),
-    (r"perlmutter|polaris|juwels( booster)?", "a100 40gb"), (r"summit|sierra", "v100 16gb"),
-    (r"alps|isambard( ai)?|jupiter|venado", "gh200"), (r"ampere( 80 ?gb?)?", "a100 80gb"), (r"hopper", "h100 80gb"),
+    (r"grace hopper", "gh200"), (r"ampere( 80 ?gb?)?", "a100 80gb"), (r"hopper", "h100 80gb"),
     (r"g4dn", "t4"), (r"g5", "a10g"), (r"g6e", "l40s"), (r"g6|g2 standard", "l4"),
-    (r"nc\w* ?a100 v4", "a100 pcie 80gb"),
-    (r"hl ?225\w*", "gaudi 2"), (r"hl ?325\w*", "gaudi 3"), (r"leonardo", "a100 64gb"),
-    (r"frontier|lumi( g)?|setonix|crusher|adastra|dardel", "mi250x"),
+    (r"nc\w* ?a100 v4", "a100 pcie 80gb"), (r"trn1n?", "trainium 1"), (r"trn2u?", "trainium 2"),
+    (r"hl ?225\w*", "gaudi 2"), (r"hl ?325\w*", "gaudi 3"),
 )  # fmt: skip
-"""Instances of EC2, Google Cloud, Azure and Oracle, and whole systems, by the devices they have (vendors' pages)."""
+"""Instances of EC2, Google Cloud, Azure and Oracle by the devices they have (vendors' pages)."""
 
 _DEVICES_OF_INSTANCES = (
     (r"dgx[ -]?2\b", 16),
     (r"dgx station", 4),
     (r"[dh]gx", 8),
     (r"nd96\w*|nd\w* \w+ v5", 8),
-    (r"p3\.2x|p5\.4x", 1),
+    (r"p3\.2x|p5\.4x|trn1\.2x", 1),
+    (r"trn1n?\.32x|trn2u?\.48x", 16),
     (r"p3\.8x", 4),
     (r"p[3-6][a-z]*", 8),
     (r"g[56]e?\.48x|g4dn\.metal|g2-standard-96", 8),
@@ -59,7 +58,11 @@ _SHEETS: tuple[tuple[str, str, int], ...] = (
     (r"a10g", "a10g", 24), (r"a10(?!\d)", "a10", 24), (r"l40s", "l40s", 48), (r"l40(?!\d)", "l40", 48),
     (r"l4(?!\d)", "l4", 24), (r"t4(?!\d)", "t4", 16), (r"mi250x", "mi250x", 64), (r"mi2[15]0", "mi250", 64),
     (r"mi325x?", "mi325x", 256), (r"mi35[05]x?", "mi355x", 288), (r"gaudi ?2", "gaudi-2", 96),
-    (r"gaudi ?3", "gaudi-3", 128),
+    (r"gaudi ?3", "gaudi-3", 128), (r"mi300a", "mi300a", 128), (r"tpu ?v3|v3(?=[ -]\d)", "tpu-v3", 32),
+    (r"tpu ?v4|v4(?=[ -]\d)", "tpu-v4", 32), (r"(?:tpu ?)?v5 ?(?:e|lite ?pod)", "tpu-v5e", 16),
+    (r"(?:tpu ?)?v5 ?p", "tpu-v5p", 95), (r"(?:tpu ?)?(?:v6 ?e|trillium)", "tpu-v6e", 32),
+    (r"(?:trainium|trn) ?2", "trainium-2", 96), (r"(?:trainium ?1?(?! ?[23])|trn1n?)", "trainium-1", 32),
+    (r"p100 ?pcie", "p100-pcie", 16), (r"p100(?! ?pcie)", "p100", 16),
 )  # fmt: skip
 """Patterns of devices of one memory, their names in the catalogue and their capacities in GB."""
 
@@ -74,6 +77,7 @@ _AS_OTHERS = (
     (r"mi250(?!x)(?!.*gcd)", "a GPU is one of the two dies (GCD) of an MI250"),
     (r"mi210", "MI210 as a die of an MI250, which it is"),
     (r"mi350", "MI350X as the MI355X, whose clock is 9 % higher (data sheets)"),
+    (r"tpu|\bv[3-6][ep]?-", "a chip of two cores is one device, where there are two"),
     (r"3090 ?ti|4090 ?d\b", "as the card of the same name without a suffix, whose cores differ by a tenth"),
 )
 """Words of devices that the catalogue has under another name -> the assumption."""
@@ -108,7 +112,8 @@ _ASCEND_MEMORIES = {"ascend-910b4": 32, "ascend-910c": 128}
 
 _KNOWN = (
     "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, H100 "
-    "NVL, RTX and data-center cards from T4 to RTX PRO 6000, MI250 to MI355X, Gaudi 2 and 3, Ascend 910B1 to 910C"
+    "NVL, RTX and data-center cards from T4 to RTX PRO 6000, P100, MI250 to MI355X, MI300A, Gaudi 2 and 3, Ascend "
+    "910B1 to 910C, TPU v3 to v6e, Trainium 1 and 2"
 )
 
 _USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96", "gb200": "186",
@@ -124,9 +129,11 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     >>> device_named("NVIDIA A100-SXM4-40G")[0], device_named("8xH100 80GB HBM3")[0], device_named("p4de.24xlarge")[0]
     ('a100-40gb', 'h100-sxm', 'a100-80gb')
     """
-    plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    plain = _plain(text)
     if len(set(re.findall(rf"\d ?x? ?({_KIND.pattern})", plain))) > 1 and re.search(r"[+&]| and ", text):
         raise UnknownDevice(f"device {text!r}: a job on several kinds of devices")
+    if (system := system_named(text)) is not None and not _KIND.search(plain):
+        text, plain = system.device, _plain(system.device)
     for instance, device in _INSTANCES:
         if re.match(rf"(?:\d+ ?x? (?:nodes? (?:of |with )?)?)?(?:ml |standard )?(?:{instance})(?![a-z0-9])", plain):
             plain = device
@@ -148,11 +155,15 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     return name, assumed
 
 
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
 _KIND = re.compile(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b[23]00|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?(?!a)")
 
 
 def devices_of_instance(text: str) -> int:
-    """The devices of one instance or system of a name; 0 if it names none.
+    """The devices of one instance, or of a node of a system, of a name; 0 if it names none.
 
     >>> devices_of_instance("p4d.24xlarge"), devices_of_instance("a2-ultragpu-4g"), devices_of_instance("8x H100")
     (8, 4, 0)
@@ -160,6 +171,8 @@ def devices_of_instance(text: str) -> int:
     low = text.lower()
     if ending := re.search(r"gpu-(\d+)g\b|\bbm\.gpu\S*\.(\d+)\b", low):
         return int(ending.group(1) or ending.group(2))
+    if (system := system_named(text)) is not None:
+        return system.per_node
     return next((each for words, each in _DEVICES_OF_INSTANCES if re.search(rf"(?<![a-z0-9])(?:{words})", low)), 0)
 
 
@@ -245,7 +258,7 @@ def is_device(cell: str) -> bool:
     >>> is_device("DGX H100"), is_device("4090"), is_device("128"), is_device("Llama")
     (True, True, False, False)
     """
-    return _LIKE_DEVICES.search(cell) is not None or bool(devices_meant(cell))
+    return _LIKE_DEVICES.search(cell) is not None or bool(devices_meant(cell) or system_named(cell))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from interop.measurements.capacities import CAPACITY
-from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, OUT_OF_MEMORY
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FIGURE, OUT_OF_MEMORY, REMARK
 from interop.measurements.figures import measured
 from interop.measurements.grids import Grid
 from interop.measurements.headers import Figure, figure_named, has_units_in_cells, without_devices
+from interop.measurements.numbers import number
 from interop.measurements.pairs import failure_of, is_nothing, is_out_of_memory
 from interop.measurements.software import names_software
 from interop.measurements.titles import CONDITIONS, stated_in_titles, without_conditions
@@ -169,6 +170,8 @@ def rows_of_figures(
         yield _without_figure({**made, **figure.stated}, figure.header, row[figure.place])
     if all(map(is_nothing, cells)) and not conditional:
         yield _without_figure(made, "value", _failure([*cells, made.get("notes", "")]))
+    if not made.get("gpu_type") and (device := _of_its_peak(cells, figures)):
+        made = {**made, "gpu_type": device, REMARK: f"device not stated: {device}, by the peak that its share is of"}
     has_own = not all(_REFERENCE.search(figure.header) for figure in figures)
     for figure in figures:
         if has_own and _REFERENCE.search(figure.header) and not is_nothing(row[figure.place]):
@@ -182,6 +185,30 @@ def rows_of_figures(
             own = measured({**made, **stated}, figure.header, cell, meaning)
             own.pop("unit", None)
             yield own | {FIGURE: repr((figure.place, cells))}
+
+
+_PEAKS = {"V100": 125, "A100": 312, "H100": 989, "B200": 2250, "GB200": 2500, "MI300X": 1307.4}
+"""TFLOP/s of 16-bit products (data sheets) by which a device is known that a table does not name."""
+
+_NEAR = 0.03
+"""Largest relative error of a peak that follows from a rate and its share, both rounded."""
+
+
+def _of_its_peak(cells: Sequence[str], figures: Sequence[FigureColumn]) -> str:
+    """The device of a row with a rate in TFLOP/s and its share of the peak; "" where they give none.
+
+    >>> figures = figures_of(Grid(headers=["TFLOP/s/GPU", "MFU"], above=["", ""], rows=iter(())), ["", ""])
+    >>> _of_its_peak(["137", "44%"], figures)
+    'A100'
+    """
+    found: dict[str, float] = {}
+    for cell, column in zip(cells, figures, strict=True):
+        own, value = column.figure, number(cell)
+        if own is not None and not own.of_all and value and own.metric in ("tflops_per_gpu", "mfu_percent"):
+            found.setdefault(own.metric, value * own.factor)
+    share = found.get("mfu_percent", 0)
+    peak = found.get("tflops_per_gpu", 0) / (share / 100 if share > 1 else share) if share else 0
+    return next((device for device, own in _PEAKS.items() if abs(peak / own - 1) < _NEAR), "")
 
 
 def _without_figure(made: Mapping[str, str], column: str, failed: str) -> dict[str, str]:

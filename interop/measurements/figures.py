@@ -11,7 +11,7 @@ from costmodels.machine.catalogue import load_device
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, PARTS, READ_AS
 from interop.measurements.counts import USUAL_NODE
 from interop.measurements.devices import UnknownDevice, device_named
-from interop.measurements.headers import Figure, figure_named, is_memory
+from interop.measurements.headers import Figure, figure_named, is_memory, is_training_time
 from interop.measurements.numbers import number
 from interop.measurements.units import figure_of_unit, figure_with_unit
 
@@ -48,17 +48,7 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
     >>> measured({"gpu_count": "8"}, "tokens/s", "80k", figure_named("tokens/s"))["value"]
     '10000'
     """
-    if middle := _middle(cell):
-        row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
-        cell = middle
-    cell = _in_seconds(cell)
-    row, cell = _without_bound(row, header, cell, figure)
-    if figure is None and is_memory(header):
-        row, figure = _memory_figure(row, header, cell)
-    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-) *[\d.,]+[kKM]?", "", cell)  # its spread
-    cell = re.sub(r"(?<=\S) *\([-+\u2212]?\d[\d.]* ?%\).*$", "", cell)  # its share
-    if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
-        figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
+    row, cell, figure = _as_written(row, header, cell, figure)
     try:
         text, figure = _number_and_unit(header, cell, figure)
     except ValueError as error:
@@ -95,6 +85,28 @@ def measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | No
             value = 1 / value if value else 0.0
     made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
     return _of_one_device(_with_words_of_header(made, header, figure), header, value, figure)
+
+
+def _as_written(
+    row: Mapping[str, str], header: str, cell: str, figure: Figure | None
+) -> tuple[Mapping[str, str], str, Figure | None]:  # fmt: skip
+    """A row, the cell of its figure as one number with its unit, and the figure."""
+    if middle := _middle(cell):
+        row = {**row, READ_AS: f"{header} {cell!r}: the middle of it"}
+        cell = middle
+    if figure is None and is_training_time(header) and (days := _days(cell)):
+        figure, cell = figure_named("training days"), f"{days:.12g}"
+    cell = _in_seconds(cell)
+    row, cell = _without_bound(row, header, cell, figure)
+    if figure is None and is_memory(header):
+        row, figure = _memory_figure(row, header, cell)
+    cell = re.sub(r"(?<=\S) *(?:\u00b1|\+/?-) *[\d.,]+[kKM]?", "", cell)  # its spread
+    cell = re.sub(r"(?<=\S) *\([-+\u2212]?\d[\d.]* ?%\).*$", "", cell)  # its share
+    if both := re.fullmatch(r"([\d.,]+) *\(([\d.,]+)\)", cell):
+        row, cell = {**row, READ_AS: f"{header} {cell!r}: the number in brackets is not read"}, both[1]
+    if figure is not None and _LOGGED.search(header) and "torchtitan" in row.get("source", "").lower():
+        figure = dataclasses.replace(figure, of_all=False)  # of a device, as torchtitan's logs have it
+    return row, cell, figure
 
 
 def _without_bound(
@@ -201,6 +213,22 @@ def _in_seconds(cell: str) -> str:
     """
     found = re.fullmatch(r"(\d+) ?m(?:ins?|inutes?)? ?(\d+(?:\.\d+)?) ?s(?:ec|ecs|econds?)?", cell)
     return f"{60 * int(found[1]) + float(found[2]):g} s" if found else cell
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(weeks?|w|days?|d|hours?|hrs?|h|minutes?|mins?|m)\b *", re.I)
+_DAYS = {"w": 7.0, "d": 1.0, "h": 1 / 24, "m": 1 / 1440}
+"""First letter of a unit of time -> days."""
+
+
+def _days(cell: str) -> float:
+    """The days of a duration in words; 0 if it is none.
+
+    >>> _days("10d 12h"), _days("36 hours"), _days("3.2")
+    (10.5, 1.5, 0)
+    """
+    parts = _DURATION.findall(cell.strip("~ "))
+    is_all = re.sub(r"[\s,~]|and", "", _DURATION.sub("", cell)) == ""
+    return sum(float(count) * _DAYS[unit[0].lower()] for count, unit in parts) if is_all else 0
 
 
 def _middle(cell: str) -> str:

@@ -14,6 +14,7 @@ from interop.measurements.headers import figure_named
 from interop.measurements.markup import html_tables, latex_tables
 from interop.measurements.numbers import number
 from interop.measurements.titles import stated_in_titles
+from interop.measurements.units import figure_of_unit
 from plans.errors import TwofoldError
 from plans.reading import json_of
 
@@ -239,20 +240,52 @@ def _filled(
             yield cells
 
 
-_BULLET = re.compile(
-    r"\s*[-*\u2022] +(.+?) *(?:[:=\u2192\u2013\u2014]|->) *([~\u2248]?\d[\d.,]*[kM]? *[A-Za-z%][^,;:]*)$"
-)
-"""A run and its figure in a list: "- Llama 3 8B, 8 H100, TP2: 410 TFLOPS/GPU"."""
+_BULLET = re.compile(r"\s*[-*\u2022] +(.+)$")
+_CLAUSE = r"(?:,(?!\d{3}(?!\d))|[;:=\u2192\u2013\u2014]| - |->)"
+_LAST_CLAUSE = re.compile(rf"(.+?) *{_CLAUSE}(?!.*{_CLAUSE}) *(.+)$")
+"""What is in front of the last clause of a line, and the clause; a comma between thousands ends none."""
+
+_AMOUNT = re.compile(r"[~\u2248]?\d[\d.,]*[kM]? *([A-Za-z%][^,;:]*)")
+_NAMED_AMOUNT = re.compile(r"([A-Za-z][A-Za-z ]*?) *(?:of |is |= ?)?([~\u2248]?\d[\d.]* ?%)")
 
 
 def _of_bullets(lines: Sequence[str]) -> Grid | None:
-    """A list of runs as a table; None if most lines of the text are no such runs."""
-    runs = [found for line in lines if (found := _BULLET.match(line))]
+    """A list of runs as a table; None if most lines of the text are no such runs.
+
+    >>> grid = _of_bullets(["- 8B, 8 H100, TP2: 410 TFLOPS/GPU, MFU 41%", "- 8B, 16 H100, 9.1 s per step"])
+    >>> list(grid.rows)
+    [['8B, 8 H100, TP2', '410 TFLOPS/GPU', '41% MFU'], ['8B, 16 H100', '9.1 s per step', '']]
+    """
+    runs = [_run_and_figures(found[1]) for line in lines if (found := _BULLET.match(line))]
     others = [line.strip("# ") for line in lines if line.strip() and not _BULLET.match(line)]
-    if len(runs) < 2 or len(runs) < len(others):
+    most = max(map(len, runs), default=1) - 1
+    num_measured = sum(len(run) > 1 for run in runs)
+    if num_measured < 2 or num_measured < max(len(others), len(runs) - num_measured):
         return None
-    rows = ([_plain_line(found[1]), found[2].rstrip(". ")] for found in runs)
-    return Grid(headers=["notes", "throughput"], rows=rows, above=["", ""], titles=tuple(map(_plain_line, others)))
+    rows = ([*run, *[""] * (most + 1 - len(run))] for run in runs)
+    headers = ["notes", *["throughput"] * most]
+    return Grid(headers=headers, rows=rows, above=[""] * len(headers), titles=tuple(map(_plain_line, others)))
+
+
+def _run_and_figures(line: str) -> list[str]:
+    """What a line says of a run, and the figures at its end: "410 TFLOPS/GPU", "MFU 41 %"."""
+    rest, figures = _plain_line(line).rstrip(". "), []
+    while found := _LAST_CLAUSE.match(rest):
+        clause = found[2].strip()
+        if named := _NAMED_AMOUNT.fullmatch(clause):
+            clause = f"{named[2]} {named[1]}"
+        if (amount := _AMOUNT.fullmatch(clause)) is None or not _is_unit(amount[1]):
+            break
+        figures.append(clause)
+        rest = found[1]
+    return [rest, *reversed(figures)]
+
+
+def _is_unit(words: str) -> bool:
+    try:
+        return figure_of_unit(words, "throughput") is not None or words.strip() == "%"
+    except ValueError:
+        return False
 
 
 def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
@@ -263,6 +296,8 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
         return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
 
+    if pairs := _of_names(lines, knows):
+        ways = [lambda _: pairs]
     if _COMMAS.search("\n".join(lines[:_MOST_ABOVE])):
         ways = [partial(_with_points, way) for way in ways[1:3]]
     stop = len(lines)
@@ -270,6 +305,17 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
         stop -= 1
     below = [line.strip(',;|"\t ') for line in lines[stop:] if line.strip(",;|\t ")] if stop else []
     return _grid(max(ways, key=num_known)(lines[:stop] if below else lines), knows, below)
+
+
+_NAME_AND_VALUE = re.compile(r"\s*([^:,;|]*[^:,;|\s]) *(?: : |: +|=) *(\S.*)$")
+
+
+def _of_names(lines: Sequence[str], knows: Callable[[str], bool]) -> list[list[str]]:
+    """The lines of one run that is written as "Global batch: 512", a line for each value; none if they are no such."""
+    found = [_NAME_AND_VALUE.match(line) for line in lines if line.strip()]
+    pairs = [[each[1], each[2].strip()] for each in found if each is not None]
+    is_run = len(pairs) > len(found) / 2 and sum(knows(name) for name, _ in pairs) > max(2, len(pairs) / 2)
+    return pairs if is_run else []
 
 
 def _is_caption(line: str) -> bool:
@@ -309,14 +355,24 @@ def _columns(rows: list[list[str]], knows: Callable[[str], bool]) -> list[list[s
     most = max(map(len, wide), default=0)
     for place, row in enumerate(wide):
         behind = [own[0] for own in wide[place + 1 :] if len(own) == most]
-        if len(row) == most - 1 and behind and behind == [str(number) for number in range(len(behind))]:
-            rows[place], wide[place] = ["", *rows[place]], ["", *row]  # a data frame's index has no header
+        if len(row) == most - 1 and behind and (_is_counted(behind) or _lacks_first(row, behind, knows)):
+            rows[place], wide[place] = ["", *rows[place]], ["", *row]
             break
     split = ([word for cell in row for word in cell.split()] for row in rows)
     return [
         row if len(row) == most else other if len(other) == most else words if len(words) == most else row
         for row, other, words in zip(rows, wide, split, strict=True)
     ]
+
+
+def _is_counted(cells: Sequence[str]) -> bool:
+    """Whether cells are a data frame's index, which has no header."""
+    return list(cells) == [str(number) for number in range(len(cells))]
+
+
+def _lacks_first(row: Sequence[str], behind: Sequence[str], knows: Callable[[str], bool]) -> bool:
+    """Whether a row is a header whose first cell is blank, above words."""
+    return sum(map(knows, row)) > 1 and not any(number(cell) is not None or knows(cell) for cell in behind)
 
 
 def _apart(row: Sequence[str], knows: Callable[[str], bool]) -> list[str]:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["METRICS", "Figure", "figure_named", "has_units_in_cells", "is_memory", "without_devices"]
+__all__ = [
+    "METRICS", "Figure", "figure_named", "has_units_in_cells", "is_memory", "is_training_time", "without_devices",
+]  # fmt: skip
 
 METRICS = (
     "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
@@ -61,7 +63,7 @@ _DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|pr
 _RATES = (
     (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
     (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|tpgs|wps(?:{_DEVICE})?)", "tokens_per_s_per_gpu"),
-    (rf"(?:samples?|sequences?|seqs?|examples?|ex|s)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
+    (rf"(?:samples?|sequences?|seqs?|examples?|images?|imgs?|ex|s)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
     (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
 )
 _FLOPS = re.compile(
@@ -252,7 +254,22 @@ def has_units_in_cells(header: str) -> bool:
     """Whether the cells of a header contain their unit."""
     plain = re.sub(r"[^a-z\u4e00-\u9fff]+", "", re.sub(rf"^[gn]pu(?=[ p])|{_DEVICE}$", "", _plain_words(header)))
     return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result",
-                     "results", "rate", "time") or is_memory(header)  # fmt: skip
+                     "results", "rate", "time") or is_memory(header) or is_training_time(header)  # fmt: skip
+
+
+def is_training_time(header: str) -> bool:
+    """Whether a header names the time of a complete training without a unit.
+
+    >>> is_training_time("Time to train"), is_training_time("Wall-clock time"), is_training_time("Time")
+    (True, True, False)
+    """
+    plain = re.sub(r"[^a-z]+", "", header.lower())
+    return (
+        re.fullmatch(
+            r"(?:(?:total|overall)?train(?:ing)?|total|elapsed|wallclock|wall)(?:time|duration)|timetotrain", plain
+        )
+        is not None
+    )
 
 
 def is_memory(header: str) -> bool:

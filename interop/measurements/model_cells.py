@@ -178,6 +178,8 @@ class ModelCells(Mixtures):
     def block_settings(self, family: Family) -> dict[str, Any]:
         """The settings of a block of the family; no positions if the notes say so."""
         settings = dict(family.settings)
+        if said := re.search(r"\b(?:(no) )?(?:swi|ge|re)?glu\b|\bgelu\b", self.words("notes")):
+            settings["gated"] = not (said[1] or said[0] == "gelu")
         if re.search(r"\bno (rope|rotary|positions?)\b", self.words("notes")):
             settings["position"] = "none"
         elif settings.get("position") == "rope" and OWN_RUNS in self.words("notes"):

@@ -263,11 +263,20 @@ def family_of(
         )
     for pattern, family in _FAMILIES:
         if re.search(pattern, low):
-            if family is _GPT and (ffn != 4 * hidden or kv_heads != heads):
+            if family is _GPT and _is_gated(hidden, ffn, few_kv_heads=kv_heads < heads):
                 return _LLAMA, f"blocks as in {_LLAMA.words} (its sizes are not GPT's)"
             return family, f"blocks as in {family.words}"
-    family = _GPT if ffn == 4 * hidden and kv_heads == heads else _LLAMA
+    family = _GPT if ffn % hidden == 0 and kv_heads == heads else _LLAMA
     return family, f"family not named: by its sizes {family.words}"
+
+
+_OF_GATED = (2.5, 2.8)
+"""Ratios of the inner size to the width of a gated MLP of as many parameters as a plain one, 8/3 rounded up."""
+
+
+def _is_gated(hidden: int, ffn: int, *, few_kv_heads: bool) -> bool:
+    """Whether the MLP of a model that is called GPT has three matrices, by its inner size."""
+    return _OF_GATED[0] <= ffn / hidden <= _OF_GATED[1] or (few_kv_heads and ffn % hidden != 0)
 
 
 def usual_ffn(family: Family, hidden: int) -> int:

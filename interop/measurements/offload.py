@@ -19,12 +19,19 @@ from simulator.result import Forecast
 __all__ = ["is_modelled", "parts_in", "with_host_memory"]
 
 _HOSTS = (
+    ("v100-pcie", 256e9, 16e9),  # the same processors; PCIe 3 x16
     ("v100", 256e9, 8e9),  # DGX-2: six channels of DDR4-2666 on each of two processors; PCIe 3 x16 for two devices
+    ("a100-pcie", 410e9, 32e9),  # two EPYC 7002, as in a DGX A100; PCIe 4 x16
     ("a100|a800", 410e9, 16e9),  # DGX A100: eight of DDR4-3200; PCIe 4 x16 for two
     ("gh200", 2000e9, 450e9),  # four Grace of 500 GB/s; NVLink-C2C
     ("gb[23]00", 18400e9, 225e9),  # NVL72: 36 Grace of 512 GB/s; NVLink-C2C for two
     ("b[23]00", 717e9, 32e9),  # DGX B200: eight of DDR5-5600; PCIe 5 x16 for two
+    ("mi2", 205e9, 36e9),  # an EPYC 7A53 (Frontier, LUMI): eight of DDR4-3200; Infinity Fabric to each die
     ("mi3", 921e9, 64e9),  # two EPYC 9004: twelve of DDR5-4800; PCIe 5 x16
+    ("h100-(pcie|nvl)|h200-nvl|pro-6000|5090", 614e9, 64e9),  # two processors as in a DGX H100; PCIe 5 x16
+    ("gaudi-3", 614e9, 64e9),  # the same
+    ("t4|2080|titan", 282e9, 16e9),  # two Xeons of 2019: six of DDR4-2933; PCIe 3 x16
+    ("rtx|a10|a30|a40|l4|l20|gaudi", 410e9, 32e9),  # as a DGX A100's; PCIe 4 x16
     ("ascend", 751e9, 32e9),  # Atlas 800T A2: four Kunpeng 920, eight of DDR4-2933; PCIe 4 x16
     ("", 614e9, 32e9),  # DGX H100: eight of DDR5-4800; PCIe 5 x16 for two
 )

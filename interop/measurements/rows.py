@@ -36,6 +36,10 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
     metric, value, _ = Cells(row).measured()
     setting = _setting(tuple(item for item in row.items() if item[0] not in _OF_FIGURES), stack)
     reading = _Reading(row, stack)
+    if (kind := _OTHER_OPTIMIZERS.search(reading.words("notes"))) is not None:
+        if metric.startswith("peak_memory"):
+            raise Skip(f"its optimizer is {kind.group()!r}, whose memory is not modelled: AdamW's is", "notes")
+        reading.assumed.append(f"optimizer {kind.group()} priced as AdamW")
     counts = counts_recompute(reading, metric, setting.stack, setting.degrees.recompute)
     group = tuple(
         row.get(name, "")
@@ -51,6 +55,12 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
         beyond=setting.beyond,
     )  # fmt: skip
 
+
+_OTHER_OPTIMIZERS = re.compile(
+    r"\b(?:adafactor|adagrad|lion|muon|sgd|sophia|shampoo|soap|galore|adam[- ]?mini|8-?bit[- ](?:adam|optim|paged)\w*"
+    r"|(?:paged[_ -])?adam\w*[_ -]8-?bit)\b"
+)
+"""Optimizers with other states than AdamW's."""
 
 _OF_FIGURES = ("metric", "value", FIGURE, READ_AS, PARTS)
 """Cells in which the rows of a configuration's figures differ."""

@@ -13,7 +13,7 @@ from interop.measurements.batches import BadCell
 from interop.measurements.capacities import CAPACITY, capacity_place
 from interop.measurements.carried import heading_of, with_cells_above
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE, FROM_ABOVE, FROM_TITLE, ROW
-from interop.measurements.columns import COLUMNS, column_inside, column_named, rank_of
+from interop.measurements.columns import COLUMNS, KINDS_OF_CONTEXT, column_inside, column_named, rank_of
 from interop.measurements.composed import ordered_degrees, plain_row
 from interop.measurements.devices import is_device
 from interop.measurements.figure_columns import OF_PRECISION, figures_of, rows_of_figures
@@ -27,6 +27,7 @@ from interop.measurements.pairs import is_nothing, runs_of
 from interop.measurements.precisions import precision_named
 from interop.measurements.software import names_software, software_of_headers
 from interop.measurements.spellings import level_named, schedule_named, switch_named
+from interop.measurements.systems import system_named
 from interop.measurements.titles import stated_in_titles, without_conditions
 from plans.errors import TwofoldError
 from plans.reading import read_text
@@ -158,11 +159,22 @@ def _columns(headers: Sequence[str]) -> list[str]:
         columns[plain.index("v")] = "vpp"
     if {"B", "T"} <= set(plain) and not {"seq", "pp"} & set(columns):  # llm.c's and nanoGPT's: micro-batch and sequence
         columns[plain.index("B")], columns[plain.index("T")] = "micro_batch", "seq"
+    _name_kinds_of_context(columns, headers)
     if "model" in columns and columns.count("model") > 1 and "Network" in plain:
         columns[plain.index("Network")] = "interconnect"
     if "metric" in columns and "value" not in columns:  # of another task, as "accuracy"
         columns[columns.index("metric")] = ""
     return columns
+
+
+def _name_kinds_of_context(columns: list[str], headers: Sequence[str]) -> None:
+    """Give the degrees of Ulysses and ring attention columns of their own where a table has both; none where it has
+    their product too."""
+    degrees = [place for place, column in enumerate(columns) if column == "cp"]
+    kinds = {place: kind for place in degrees for kind in KINDS_OF_CONTEXT if kind in headers[place].lower()}
+    if len(degrees) > 1 and kinds:
+        for place, kind in kinds.items():
+            columns[place] = kind if len(kinds) == len(degrees) else ""
 
 
 def _name_by_cells(
@@ -188,11 +200,26 @@ def _name_by_cells(
             columns[place] = "zero_level"
         elif not (header or columns[place]) and all(_SEQUENCE.fullmatch(cell) for cell in cells):
             columns[place] = "seq"
+    _name_stages(columns, rows, headers, titles)
     precisions = [place for place, header in enumerate(headers) if header and not without_conditions(header)]
     figures = [place for place in precisions if _are_figures([row[place] for row in rows])]
     if len(figures) > 1:  # "BF16" and "FP8", which alone is a switch
         for place in figures:
             columns[place] = OF_PRECISION
+
+
+def _name_stages(
+    columns: list[str], rows: Sequence[Sequence[str]], headers: Sequence[str], titles: Sequence[str]
+) -> None:  # fmt: skip
+    """Change a column "Stage" whose cells are no levels of ZeRO, or count the rows of a table without a word of it."""
+    for place, header in enumerate(headers):
+        if header.lower() != "stage" or columns[place] != "zero_level":
+            continue
+        cells = [row[place] for row in rows]
+        may_count = len(cells) > 1 and _is_index(cells)
+        mentioned = re.search("zero|deepspeed", " ".join((*titles, *headers, *cells)), re.I) is not None
+        if may_count and not mentioned:
+            columns[place] = ""  # of a curriculum
 
 
 def _is_index(cells: Sequence[str]) -> bool:
@@ -328,11 +355,11 @@ def _joined(found: dict[str, str], column: str, cell: str, header: str) -> dict[
     raise BadCell(column, cell, f"two columns for {column} hold {before!r} and {cell!r}")
 
 
-def _column_of(column: str, cell: str, named: Collection[str]) -> str:
+def _column_of(column: str, cell: str, named: Mapping[str, str]) -> str:
     """The column that a cell belongs to, given the column of its header; "" if it is unknown.
 
     Args:
-        named: the columns that the table has.
+        named: the columns that the table has, and their headers.
     """
     if not cell or (column in _COUNTS and cell.lower() in ("none", "null", "not stated")):
         return ""
@@ -342,7 +369,11 @@ def _column_of(column: str, cell: str, named: Collection[str]) -> str:
         return "task"  # a stage of training
     if column == "gpu_type" and number(cell) is not None and not is_device(cell):  # a column "GPU" may count them
         return "gpu_count"
-    if column in ("source", "gpu_count") and "gpu_type" not in named and is_device(cell):  # "System", "Cluster"
+    if column in ("source", "gpu_count") and system_named(cell) is not None:  # "System", "Cluster"
+        return "system"
+    if column == "gpu_count" and not re.search(r"\d", cell) and "cluster" in named[column].lower():
+        return "notes"  # a cluster without a name that is known
+    if column in ("source", "gpu_count") and "gpu_type" not in named and is_device(cell):
         return "source" if column == "source" and names_software(cell) else "gpu_type"
     return column
 

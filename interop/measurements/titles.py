@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from interop.measurements.composed import degrees_in
-from interop.measurements.devices import CARDS, UnknownDevice, device_named
+from interop.measurements.devices import CARDS, UnknownDevice, device_named, devices_meant
 from interop.measurements.software import names_part, names_software
+from interop.measurements.systems import system_in
 
 __all__ = ["CONDITIONS", "stated_in_titles", "without_conditions"]
 
@@ -27,6 +28,9 @@ _DEVICE = re.compile(
 )
 _BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
 """A number of devices behind their name: "H200 x 8"."""
+
+_OF_A_NODE = re.compile(r" *(?:gpus? ?)?(?:per|/|a|in each|on each|in every)[ -]?(?:compute )?node\b", re.I)
+"""Words behind the devices of one node: "four A100 per node"."""
 
 _SPELLED = {"one": "1", "two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _COUNT = re.compile(
@@ -70,10 +74,11 @@ _SEQ = re.compile(
     r"|\bbatch(?: size)?(?: of|[:=])? *\d+ *[x\u00d7] *(\d{3,6})\b",
     re.I,
 )
+_AGAIN = r"recompute|recomputation|recomputing|recomp\b\.?|checkpointing|ckpt"
 _RECOMPUTE = re.compile(
-    r"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:recompute|recomputation|recomputing"
-    r"|checkpointing|ckpt|ac)|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|full ac))(?![a-z])"
-    r"|\b(?:ac|(?:activation |gradient )?(?:recompute|recomputation|checkpointing|ckpt)) ?[=:] ?"
+    rf"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:{_AGAIN}|ac)"
+    r"|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|full ac))(?![a-z])"
+    rf"|\b(?:ac|(?:activation |gradient )?(?:{_AGAIN})) ?[=:] ?"
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
 )
@@ -207,12 +212,17 @@ def _devices(title: str) -> dict[str, str]:
     stated: dict[str, str] = {}
     found = sorted(_DEVICE.finditer(title), key=lambda match: match.group(1) is not None)  # counted ones last
     devices = {_catalogued(match.group(2)): match for match in found}
+    for name in [name for name in devices if devices_meant(name)]:  # "Atlas 800T A2, 910B3"
+        if any(_catalogued(member) in devices for member in devices_meant(name)):
+            del devices[name]
     if len(devices) == 1:
         (match,) = devices.values()
         device = re.sub(r"(?<=\d\d\d)s\b", "", match.group(2))
         stated["gpu_type"] = device if "(" in device else device.rstrip(")")
         behind = _BEHIND.match(title[match.end() :])
-        if count := match.group(1) or (behind and behind.group(1)):
+        if match.group(1) and _OF_A_NODE.match(title[match.end() :]):
+            stated["per_node"] = _SPELLED.get(match.group(1).lower(), match.group(1))
+        elif count := match.group(1) or (behind and behind.group(1)):
             stated["gpu_count"] = _SPELLED.get(count.lower(), count.replace(",", ""))
     if len(counts := set(_COUNT.findall(title))) == 1:
         stated.setdefault("gpu_count", counts.pop().replace(",", ""))
@@ -220,4 +230,9 @@ def _devices(title: str) -> dict[str, str]:
         stated.setdefault("gpu_count", "1")
     if len(nodes := _NODES.findall(title)) == 1:
         stated["gpu_count"] = str(int(nodes[0][0]) * int(nodes[0][1]))
+    if (system := system_in(title)) is not None:
+        stated.setdefault("gpu_type", system.device)
+        stated.setdefault("per_node", str(system.per_node))
+        if system.link_Gbps:
+            stated.setdefault("interconnect", f"{system.link_Gbps:.4g} Gb/s per GPU")
     return stated

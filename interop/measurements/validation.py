@@ -249,11 +249,8 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
     found = _priced(row, number, given, needed_fillings(row))
     if isinstance(found, Exception):
         raise found
-    if any(name in each[0] for each in found for name in ("tp", "ep", "gpu_count")):
-        chosen = least_split([each[0] for each in found])
-        found = [each for each in found if each[0] in chosen] if found[0][2]["fits"] else found[-1:]
-    found.sort(key=lambda each: each[2]["predicted"] * (1 if each[1].metric in LESS_IS_BETTER else -1))
-    filled, case, result = found[(len(found) - 1) // 2]
+    found = list(_least_split(found))
+    filled, case, result = _middle(found)
     others = [each for each in found if each[0] != filled]
     base = {**row, **filled}
     more = _others(base, case, number, given, is_split="tp" in filled)
@@ -273,6 +270,25 @@ def _read(row: Mapping[str, str], number: int, given: _Given) -> tuple[Case, dic
         which = f", the middle of {len(found)} readings" if len(found) > 1 else ""
         result["assumed"].append(f"{name} not stated: {cell}{which}")
     return case, result
+
+
+def _least_split(found: Sequence[_Reading]) -> Sequence[_Reading]:
+    """Of readings of degrees that a row does not state, those that split the model least; if none fits, the one that
+    splits it most."""
+    if not any(name in each[0] for each in found for name in ("tp", "ep", "gpu_count")):
+        return found
+    if not found[0][2]["fits"]:
+        return found[-1:]
+    chosen = least_split([each[0] for each in found])
+    return [each for each in found if each[0] in chosen]
+
+
+def _middle(found: Sequence[_Reading]) -> _Reading:
+    """The middle one of readings by their predictions; if none fits the device, the first, of the smallest values."""
+    if not any(each[2]["fits"] for each in found):
+        return found[0]
+    order = sorted(found, key=lambda each: each[2]["predicted"] * (1 if each[1].metric in LESS_IS_BETTER else -1))
+    return order[(len(order) - 1) // 2]
 
 
 def _others(
