@@ -13,7 +13,7 @@ from typing import Literal
 
 from plans.model.transformer import TransformerConfig
 
-__all__ = ["MIXTURES", "MODELS", "WHOLE", "Law", "Row", "laws_of"]
+__all__ = ["FLOAT16_ONLY", "MIXTURES", "MODELS", "WHOLE", "Law", "Row", "laws_of"]
 
 Row = Mapping[str, str]
 
@@ -32,10 +32,22 @@ _FASTER = {
     "A100-40GB": "A100-80GB", "A100 80GB PCIe": "A100-80GB", "A800": "A100-80GB", "V100-32GB": "A100-80GB",
     "A100-80GB": "H100 SXM", "H100 PCIe": "H100 NVL", "H100 NVL": "H100 SXM", "H800": "H100 SXM", "H100 SXM": "H200",
     "H20": "H200", "H200": "B200", "B200": "B300", "GB200": "GB300", "Ascend 910B4": "Ascend 910B3",
-    "Ascend 910B3": "Ascend 910B1",
+    "Ascend 910B3": "Ascend 910B1", "T4": "A10", "L4": "L40S", "L20": "L40S", "L40": "L40S", "A10G": "L40S",
+    "RTX 2080 Ti": "RTX 3090", "RTX 3090": "RTX 4090", "RTX 4090": "RTX 5090", "H200 NVL": "H200", "MI250X": "MI300X",
+    "MI300A": "MI300X", "MI300X": "MI325X", "MI325X": "MI355X", "Gaudi 2": "Gaudi 3", "TPU v3": "TPU v4",
+    "TPU v4": "TPU v5p", "TPU v5e": "TPU v6e", "Trainium 1": "Trainium 2", "P100": "V100-16GB",
 }  # fmt: skip
 """Device -> one that has more of everything: products, bandwidth of memory and of links. A GH200 has slower links than
 an H100."""
+
+FLOAT16_ONLY = ("V100", "P100", "T4", "RTX 2080")
+"""Beginnings of devices without bfloat16."""
+
+_SLOW_LINKS = ("T4", "A10", "A40", "L", "RTX", "MI250", "P100", "TPU", "Trainium")
+"""Beginnings of devices whose links to other nodes are slow for what they compute."""
+
+_BOARDS = ("A100-40GB", "A100-80GB", "H100 SXM", "V100-32GB")
+"""Devices that are sold as cards too, which PCIe joins."""
 
 _NARROW = ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "GH200")
 """Devices with float8 products."""
@@ -82,13 +94,17 @@ def _of_recomputation() -> Iterator[Law]:
 
 def _of_devices(row: Row) -> Iterator[Law]:
     yield Law("faster links are not slower", {"interconnect": "400 Gb/s per GPU"}, {"interconnect": "100 Gb/s per GPU"})
+    small, large = ({"notes": f"{number} GPUs per node"} for number in (4, 8))
+    if row["gpu_type"] in _BOARDS:
+        yield Law("a node of eight is not slower than two of four", large, small, 0.98)
+        yield Law("NVLink is not slower than PCIe", {"interconnect": "NVLink"}, {"interconnect": "PCIe"}, 0.98)
     if faster := _FASTER.get(row["gpu_type"]):
         yield Law("a better device is not slower", {"gpu_type": faster}, {}, 0.98)
 
 
 def _of_precisions(row: Row) -> Iterator[Law]:
     device = row["gpu_type"]
-    if "Ascend" not in device and not device.startswith("V100"):
+    if device.startswith(("A100", "A800", "H", "B", "G", "MI3", "L", "RTX 3", "RTX 4")) and "Gaudi" not in device:
         yield Law("TF32 is not faster than bf16", {}, {"precision": "tf32"})
         yield Law("float32 is not faster than TF32", {"precision": "tf32"}, {"precision": "fp32 (TF32 off)"})
         if row["source"] in (*WHOLE, "torchtitan"):  # Megatron-LM reduces gradients of fp16 in 16 bits, of bf16 in 32
@@ -125,8 +141,19 @@ def _of_splitting(row: Row, config: TransformerConfig) -> Iterator[Law]:
         for level in (1, 2, 3):
             name = f"ZeRO-{level} takes no more memory than level {level - 1}"
             yield Law(name, {"zero_level": str(level)}, {"zero_level": str(level - 1)}, 0.99, of="peak_bytes")
+    if row["source"] == "DeepSpeed":
+        plain, offloaded = {"zero_level": "2"}, {"zero_level": "ZeRO-2 (optimizer offload)"}
+        yield Law("offloading to the host is not faster", plain, offloaded)
+        yield Law("offloading to the host saves memory", offloaded, plain, of="peak_bytes")
     if row["source"] == "torch FSDP2":
         yield Law("compiling is not slower", {"compile": "y"}, {"compile": "n"}, 0.98)
+    if row["source"] in ("Megatron-LM", "NeMo"):
+        yield Law("sharding the optimizer saves memory", {"zero_level": "1"}, {"zero_level": "0"}, of="peak_bytes")
+        yield Law("CUDA graphs are not slower", {"notes": "CUDA graphs"}, {"notes": "no CUDA graphs"}, 0.96)
+        if config.experts is not None:
+            yield Law("even experts are not slower", {"imbalance": "0"}, {"imbalance": "0.5"})
+            yield Law("a token to each node is not slower than one to each expert", {"routing": "flex"},
+                      {"routing": "alltoall"})  # fmt: skip
     if row["source"] in WHOLE or row["model"] in MIXTURES:
         return
     ways, stages, devices = (int(row[name]) for name in ("tp", "pp", "gpu_count"))
@@ -139,7 +166,9 @@ def _of_splitting(row: Row, config: TransformerConfig) -> Iterator[Law]:
     if row["source"] in ("Megatron-LM", "NeMo", "torchtitan"):
         parts = {"cp": "2", "gpu_count": str(2 * devices)}
         yield Law("context parallelism saves memory", parts, {}, 0.99, of="peak_bytes")
-        yield Law("two parts of a sequence are at most twice as fast", parts, {}, 0.6, 2.1)
+        # their keys may go over links of 12.5 GB/s and less
+        least = 0.3 if row["gpu_type"].startswith(_SLOW_LINKS) else 0.6
+        yield Law("two parts of a sequence are at most twice as fast", parts, {}, least, 2.1)
         if stages > 1 and config.num_layers % (2 * stages) == 0:
             yield Law("interleaving is hardly slower", {}, {"vpp": "2"}, 0.5, 1.08)
             yield Law("interleaving saves no memory", {}, {"vpp": "2"}, 0.97, of="peak_bytes")
@@ -165,9 +194,12 @@ def _of_sizes(row: Row, config: TransformerConfig) -> Iterator[Law]:
     }
     if config.gated:  # one without a gate is read as such by its width of four times the hidden size
         larger["a wider MLP"] = {"ffn": str(config.inner + config.inner // 8)}
+    if groups % (2 * int(row["tp"])) == 0 and config.gated:
+        yield Law("fewer key-value heads are not slower", own | {"kv_heads": str(groups // 2)}, own, 0.995)
     for what, cells in larger.items():
         yield Law(f"{what} takes longer", own, own | cells, 0.995)  # other tiles may fit better
-        yield Law(f"{what} takes more memory", own, own | cells, 1.0, of="peak_bytes")
+        # gradients leave sooner beside longer kernels
+        yield Law(f"{what} takes more memory", own, own | cells, 0.999, of="peak_bytes")
     micro, batch = int(row["micro_batch"]), int(row["global_batch"])
     if micro % 2 == 0 and batch % 2 == 0:
         twice = {"seq": str(2 * int(row["seq"])), "micro_batch": str(micro // 2), "global_batch": str(batch // 2)}

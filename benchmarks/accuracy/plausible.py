@@ -15,7 +15,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.accuracy.laws import MIXTURES, MODELS, WHOLE, Row, laws_of
+from benchmarks.accuracy.laws import FLOAT16_ONLY, MIXTURES, MODELS, WHOLE, Row, laws_of
 from interop.measurements.case import Case, products_of
 from interop.measurements.cells import Skip
 from interop.measurements.forecasts import Run, measured_as, run_of
@@ -28,7 +28,9 @@ __all__ = ["Exception_", "broken_laws", "drawn_row", "main"]
 DEVICES = (
     "V100-32GB", "A100-40GB", "A100-80GB", "A100 80GB PCIe", "A800", "H100 SXM", "H100 PCIe", "H100 NVL", "H800", "H20",
     "H200", "GH200", "B200", "B300", "GB200", "GB300", "MI300X", "Ascend 910B4", "Ascend 910B3", "Ascend 910B1",
-    "Ascend 910C",
+    "Ascend 910C", "T4", "A10", "A10G", "A40", "L4", "L20", "L40S", "RTX 2080 Ti", "RTX 3090", "RTX 4090", "RTX 5090",
+    "H200 NVL", "MI250X", "MI300A", "MI325X", "MI355X", "Gaudi 2", "Gaudi 3", "P100", "TPU v3", "TPU v4", "TPU v5e",
+    "TPU v5p", "TPU v6e", "Trainium 1", "Trainium 2",
 )  # fmt: skip
 SOFTWARE = ("Megatron-LM", "NeMo", "Megatron-DeepSpeed", "torchtitan", "torch FSDP2", "DeepSpeed", "llm-foundry")
 
@@ -61,7 +63,8 @@ def drawn_row(draw: random.Random) -> Row:
             "source": software, "model": model, "gpu_type": device, "gpu_count": str(devices), "tp": str(tp),
             "pp": str(pp), "micro_batch": str(micro), "global_batch": str(dp * micro * pp * draw.choice((1, 2, 8))),
             "seq": draw.choice(("2048", "4096", "8192")), "recompute": draw.choice(("none", "selective", "full")),
-            "precision": "fp16" if device.startswith("V100") else "bf16", "metric": "iteration_time_s", "value": "1",
+            "precision": "fp16" if device.startswith(FLOAT16_ONLY) else "bf16", "metric": "iteration_time_s",
+            "value": "1",
         }  # fmt: skip
         if model in MIXTURES and software not in WHOLE:
             row["ep"] = str(min(dp, 8))

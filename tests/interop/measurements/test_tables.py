@@ -55,6 +55,8 @@ ROW = {
      ("Tesla T4", "t4"), ("TITAN RTX", "titan-rtx"), ("AMD Instinct MI250X (GCD)", "mi250x"), ("MI210", "mi250"),
      ("Frontier", "mi250x"), ("MI325X", "mi325x"), ("8x MI355X", "mi355x"), ("Intel Gaudi2", "gaudi-2"),
      ("HL-325L", "gaudi-3"), ("1x a3-highgpu-8g", "h100-sxm"), ("2 nodes p4d.24xlarge", "a100-40gb"),
+     ("MI300A", "mi300a"), ("TPU v4-256", "tpu-v4"), ("v5litepod-256", "tpu-v5e"), ("Trainium2", "trainium-2"),
+     ("Tesla P100-PCIE-16GB", "p100-pcie"), ("Perlmutter", "a100-40gb"), ("MareNostrum 5 ACC", "h100-sxm"),
      ("ND H100 v5", "h100-sxm"), ("RTX 2080 Ti", "rtx-2080-ti"), ("A40 x 8", "a40"), ("A30", "a30")],
 )  # fmt: skip
 def test_devices_in_many_spellings(text, name):
@@ -65,7 +67,9 @@ def test_devices_in_many_spellings(text, name):
     ("device", "nodes", "count", "notes"),
     [("4 x g4dn.12xlarge", "", "16", "4 GPUs per node"), ("g5.12xlarge", "4", "16", "4 GPUs per node"),
      ("2x g2-standard-96", "", "16", ""), ("2 x NC96ads A100 v4", "", "8", "4 GPUs per node"),
-     ("8 x g5.xlarge", "", "8", "1 GPUs per node"), ("p4d.24xlarge", "2", "16", "")],
+     ("Leonardo", "4", "16", "4 GPUs per node"), ("TPU v4-256", "", "128", ""), ("v5e-256", "", "256", ""),
+     ("trn1.32xlarge", "2", "32", "16 GPUs per node"), ("8 x g5.xlarge", "", "8", "1 GPUs per node"),
+     ("p4d.24xlarge", "2", "16", "")],
 )  # fmt: skip
 def test_instances_have_their_number_of_devices(device, nodes, count, notes):
     row = {"gpu_type": device, "nodes": nodes}
@@ -73,7 +77,7 @@ def test_instances_have_their_number_of_devices(device, nodes, count, notes):
     assert row["gpu_count"] == count and row.get("notes", "") == notes
 
 
-@pytest.mark.parametrize("text", ["MI300A", "H20 PCIe", "GTX 1080", "TPU v4", "Gaudi", "A16", "Trainium2"])
+@pytest.mark.parametrize("text", ["H20 PCIe", "GTX 1080", "TPU v2", "Gaudi", "A16", "Inferentia2", "Max 1550"])
 def test_devices_that_are_others_are_not_taken_for_the_nearest(text):
     with pytest.raises(UnknownDevice, match="not in the catalogue"):
         device_named(text)
