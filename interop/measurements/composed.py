@@ -72,6 +72,8 @@ def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, s
         made["zero_level"] = "none"
     for column in ("zero_level", "notes"):
         fill(made, degrees_in(made.get(column, "")))
+    if re.search(r"megatron[- ]?fsdp|custom[- ]fsdp", f"{made.get('source', '')} {made.get('notes', '')}", re.I):
+        fill(made, {"zero_level": "FSDP"})
     if headers.get("zero_level", "").strip().lower() == "fsdp":
         _fsdp(made)
     _with_words(made, headers.get("offload", ""))
@@ -154,7 +156,7 @@ def _next_to_dp(row: dict[str, str], ways: float) -> dict[str, str]:
 
 _DEGREES = re.compile(
     r"(?<![a-z])(tp|pp|dp|cp|ep|etp|vpp?|fsdp|[tpd](?==))(?:[ _]?(?:size|degree))?"
-    r"(?:[ =:_]*(\d+)(?![\d.])| ?\((\d+)\))",
+    r"(?:[ =:_]*(\d+)(?![\d.])| ?\((?!20[12]\d\))(\d+)\))",
     re.I,
 )
 """A degree with its name: "TP 8", "tp_size=8", "TP (8)"."""

@@ -6,7 +6,7 @@ import re
 
 from interop.measurements.batches import count_of, fill, product_of
 from interop.measurements.cells import REMARK
-from interop.measurements.devices import devices_of_instance
+from interop.measurements.devices import devices_of_instance, is_device
 from interop.measurements.numbers import number
 from interop.measurements.systems import System, system_in, system_named
 
@@ -63,8 +63,8 @@ def count_devices(row: dict[str, str]) -> None:
     )
     if counted:  # "8x8", "64 x A100" or "64 A100"
         row["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
-        if not counted.group(2):
-            fill(row, {"gpu_type": counted.group(3)})
+        if not counted.group(2) or is_device(counted.group(3)):  # "8x8", "64 A100", "4 x 8 A100"
+            fill(row, {"gpu_type": counted.group(3).strip()})
     _of_nodes(row, each := devices_of_instance(device))
     is_open = each and system is None and not (row.get("gpu_count") or row.get("dp"))
     if is_open and each % product_of(row, ("tp", "pp", "cp")) == 0:

@@ -181,7 +181,7 @@ def _of_one_card(found: re.Match[str]) -> str:
 _SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^(?:perf|train|metrics?|memory)/(?=[a-z]+[_/]|mfu)", ""),  # "perf/mfu"
     (r"^throughput/(device/)?(\w+?)(_per_sec)?$", _of_composer),
-    (r"\uff08", "("), (r"\uff09", ")"),
+    (r" */ *", "/"), (r"\uff08", "("), (r"\uff09", ")"),
     (r"[单每](?:张|个)?(?:卡|npu|gpu)(.*?)([(].*?)?([)])?$", _of_one_card),
     (r"每秒(?:处理)?(?:tokens?|词元)数?", "tokens/s"), (r"每秒(?:处理)?(?:样本|samples?)数?", "samples/s"),
     (r"毫秒", "ms"), (r"秒", "s"), (r"分钟", "min"), (r"小时", "hours"), (r"天", "days"),

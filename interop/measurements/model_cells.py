@@ -137,7 +137,11 @@ class ModelCells(Mixtures):
         missing = [cell for cell in cells if not self.text(cell)]
         if len(missing) == len(cells) and published is None and named_parameters(name) is None:
             raise Skip(f"model {name!r} is not known, and neither its name nor the row states its sizes", "model")
-        if missing and published is None:
+        if missing == ["heads"] and published is None:
+            width = self.count("hidden")
+            published = (0, 0, max(1, width // 128))
+            self.assumed.append(f"heads not stated: {published[2]}, of about 128 features")
+        elif missing and published is None:
             published = self.divided(usual_sizes(name))
             self.assumed.append(f"{', '.join(missing)} not stated: {published}, of models with as many parameters")
         elif missing and known is not None:

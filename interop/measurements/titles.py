@@ -29,6 +29,9 @@ _DEVICE = re.compile(
 _BEHIND = re.compile(r"\)? *[x\u00d7*] *(\d+)\b(?! ?g)", re.I)
 """A number of devices behind their name: "H200 x 8"."""
 
+_NODES_BEFORE = re.compile(r"(?<![\w.,])(\d{1,4}) ?[x\u00d7*] ?$")
+"""Nodes in front of the devices of each: "4 x 8 A100"."""
+
 _OF_A_NODE = re.compile(r" *(?:gpus? ?)?(?:per|/|a|in each|on each|in every)[ -]?(?:compute )?node\b", re.I)
 """Words behind the devices of one node: "four A100 per node"."""
 
@@ -78,7 +81,7 @@ _AGAIN = r"recompute|recomputation|recomputing|recomp\b\.?|checkpointing|ckpt"
 _RECOMPUTE = re.compile(
     rf"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:{_AGAIN}|ac)"
     r"|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|full ac))(?![a-z])"
-    rf"|\b(?:ac|(?:activation |gradient )?(?:{_AGAIN})) ?[=:] ?"
+    rf"|\b(?:ac|(?:activation |gradient )?(?:{_AGAIN}))(?: ?[=:] ?| (?=o(?:n|ff)\b))"
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
 )
@@ -151,8 +154,13 @@ _SINGLE: Mapping[str, re.Pattern[str]] = {
     "experts": re.compile(r"\b(\d+)(?: routed)? experts\b(?! *(?:per|/|a|for|active|chosen|of|on))", re.I),
     "top_k": re.compile(r"\btop-(\d{1,2})\b(?= *(?:[,;)+&]|rout|gat|$))", re.I),
     "shared_experts": re.compile(r"\b(\d+) shared(?: experts?)?\b", re.I),
+    "vocab": re.compile(r"\bvocab(?:ulary)?(?:[- _]size)?(?: of|[ =:])+(\d{4,})\b", re.I),
+    "expert_ffn": re.compile(r"\b(?:expert|moe) (?:ffn|mlp|intermediate)(?:[- _]\w+)?(?: of|[ =:])+(\d{3,})\b", re.I),
+    "ffn": re.compile(
+        r"(?<!expert )(?<!moe )\b(?:ffn|intermediate)(?:[- _](?:hidden|size|dim\w*))*(?: of|[ =:])+(\d{3,})\b", re.I
+    ),
     "hidden": re.compile(r"\bn?_?hidden(?:[- _](?:size|dim\w*))?(?: of|[ =:])+(\d{3,})\b", re.I),
-    "heads": re.compile(r"\bn_?(?:um_)?heads?[ =:]+(\d+)\b|\b(\d+)(?: attention)? heads\b", re.I),
+    "heads": re.compile(r"\b(?:n_?(?:um_)?)?heads?[ =:]+(\d+)\b|\b(\d+)(?: attention)? heads\b", re.I),
     "global_batch": re.compile(
         r"\b(?:gbs|bs|(?<!micro[- ])(?<!local[- ])(?<!mini[- ])batch(?:[- ]size)?)(?: of|[:=])? *(\d+)\b"
         r"(?!\.\d| *(?:per|/|k\b|m\b|tok|[x\u00d7]))"
@@ -224,6 +232,8 @@ def _devices(title: str) -> dict[str, str]:
             stated["per_node"] = _SPELLED.get(match.group(1).lower(), match.group(1))
         elif count := match.group(1) or (behind and behind.group(1)):
             stated["gpu_count"] = _SPELLED.get(count.lower(), count.replace(",", ""))
+            if (before := _NODES_BEFORE.search(title[: match.start()])) and stated["gpu_count"].isdigit():
+                stated["gpu_count"] = str(int(before.group(1)) * int(stated["gpu_count"]))
     if len(counts := set(_COUNT.findall(title))) == 1:
         stated.setdefault("gpu_count", counts.pop().replace(",", ""))
     if re.search(r"\bsingle[- ](?:gpu|npu|device|card)\b", title, re.I):

@@ -9,7 +9,7 @@ from interop.measurements.headers import METRICS, Figure, figure_named
 __all__ = ["figure_of_unit", "figure_with_unit"]
 
 _WORDS = re.compile(
-    r"s|sec\w*|ms|msec\w*|milli\w*|us|min\w*|h|hrs?|hours?|days?|weeks?|tok\w*|tks|t|tps|tgs|wps|words?|samples?|images?|imgs?|seqs?|sequences?"
+    r"s|sec\w*|ms|msec\w*|milli\w*|us|min\w*|h|hrs?|hours?|days?|weeks?|[kmb]?tok\w*|tks|t|tps|tgs|wps|words?|samples?|images?|imgs?|seqs?|sequences?"
     r"|examples?|ex|[gtp]|[gtp]f|[gtp]?flops?|tera\w*|peta\w*|[mh]fu|percent\w*|pct|%|fraction|share|ratio|[gm]i?b|k|m|b|thousand|million"
     r"|gpus?|npus?|devices?|chips?|cards?|accelerators?|dies?|ranks?|procs?|p|nodes?|[ahbv]\d+\w*|g[bh]\d+\w*|mi\d+x?|910\w*"
     r"|its?|iter\w*|steps?|batch\w*|per|of|in|all|total|aggregate\w*|avg|average|mean|median|peak|model|hardware|reserved|alloc\w*|bf|fp"
