@@ -496,7 +496,7 @@ def test_runs_out_of_memory_are_compared_with_the_predicted_peak(tmp_path):
     (tmp_path / "a.csv").write_text(
         "model,gpu,gpus,strategy,mbs,gbs,seq,recompute,s/step\nLlama-2-7B,A100 80GB,8,DDP,1,8,1024,full,OOM\n"
         "Llama-2-7B,A100 80GB,8,FSDP,1,8,1024,full,OOM\nLlama-2-7B,A100 80GB,8,FSDP,1,8,1024,full,1.2\n"
-        "Llama-2-7B,TPU v4,8,DDP,1,8,1024,full,OOM\n"
+        "Llama-2-7B,GTX 1080,8,DDP,1,8,1024,full,OOM\n"
     )
     found = validate(tmp_path / "a.csv")
     assert [(each["row"], each["agrees"]) for each in found.out_of_memory] == [(1, True), (2, False)]

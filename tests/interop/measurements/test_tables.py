@@ -127,7 +127,7 @@ def test_names_of_models():
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "not plausible"),
-     ({"gpu_type": "TPU v5p"}, "it has V100"), ({"gpu_type": "256 H100 + 440 A100"}, "several kinds"),
+     ({"gpu_type": "Cerebras CS-3"}, "it has V100"), ({"gpu_type": "256 H100 + 440 A100"}, "several kinds"),
      ({"model": "Qwen2.5-VL-7B"}, "decoder-only"),
      ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip
