@@ -94,6 +94,7 @@ class _Transfer:
         cores = "what one kernel takes beyond its bytes is its cores' where they are equal"
         tiles = "tiles of the library and latencies; bytes per second of a core as its rate"
         figures: dict[str, tuple[str, Any]] = {name: (what, getattr(there, name)) for name, what in _EQUAL.items()}
+        figures["dtype_efficiency"] = ("what other dtypes reach of it", _of_dtypes(here, there))
         figures["half_depth"] = (depth, there.half_depth * faster)
         figures["tiled"] = (tiles, _tiled(here, there))
         figures["kernel_cost"] = (cores, _core_bound(there.kernel_cost, here, there))
@@ -226,7 +227,6 @@ def anchored(compute: Compute, products: Sequence[CitedProduct]) -> Compute:
 
 _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
-    "dtype_efficiency": "what other dtypes reach of it",
     "clock_drop": "how far the clock falls with the load",
     "memory_efficiency": "share of the peak",
     "memory_chunk_s": "latency",
@@ -314,6 +314,14 @@ def _tiled(compute: Compute, source: Compute) -> Tiled | None:
         source.tiled, core_Bps=source.tiled.core_Bps * faster, core_store_Bps=source.tiled.core_store_Bps * faster,
         table=source.tiled.table if _same_cores(compute, source) else None,
     )  # fmt: skip
+
+
+def _of_dtypes(here: Compute, there: Compute) -> dict[str, float]:
+    """Shares of the peak that other dtypes reach; TF32 no less than float32 on cards where both have one peak."""
+    shares, peaks = dict(there.dtype_efficiency), here.matrix_flops_per_s
+    if {"tf32", "float32"} <= shares.keys() and peaks.get("tf32", math.inf) <= peaks.get("float32", 0.0):
+        shares["tf32"] = max(shares["tf32"], shares["float32"])
+    return shares
 
 
 def _core_rate(compute: Compute) -> float:
