@@ -268,7 +268,7 @@ def _of_bullets(lines: Sequence[str]) -> Grid | None:
 
 
 def _run_and_figures(line: str) -> list[str]:
-    """What a line says of a run, and the figures at its end: "410 TFLOPS/GPU", "MFU 41 %"."""
+    """The words of a line about a run, and the figures at its end: "410 TFLOPS/GPU", "MFU 41 %"."""
     rest, figures = _plain_line(line).rstrip(". "), []
     while found := _LAST_CLAUSE.match(rest):
         clause = found[2].strip()
