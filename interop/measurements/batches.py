@@ -151,6 +151,9 @@ def _batch_of_lengths(row: dict[str, str]) -> None:
     ):  # of a device, steps, devices
         row["global_batch"] = text = str(math.prod(map(int, factors.groups())))
         fill(row, {"micro_batch": factors[1]})
+    if lengths := re.fullmatch(r"[\d.]+ ?[kmb]? ?tok\w* ?\((\d+) ?[x\u00d7*] ?(\d+k?)\)", text.strip(), re.I):
+        row["global_batch"] = text = lengths[1]  # "4M tokens (512 x 8192)"
+        fill(row, {"seq": lengths[2]})
     if each := re.fullmatch(rf"(?:(\d+) ?\(|)(\d+) ?(?:seqs?|sequences|samples)? ?{_EACH}\)?", text, re.I):
         fill(row, {"micro_batch": each.group(2)})
         row["global_batch"] = each.group(1) or ""

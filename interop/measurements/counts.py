@@ -53,7 +53,7 @@ def count_devices(row: dict[str, str]) -> None:
     >>> row["gpu_count"]
     '16'
     """
-    device, name = row.get("gpu_type", ""), row.pop("system", "")
+    device, name = re.sub(r"(?<=\d),(?=\d{3}\b)", "", row.get("gpu_type", "")), row.pop("system", "")  # "1,024 H100"
     if (system := system_named(name or device) or system_in(row.get("source", ""))) is not None:
         _of_system(row, system, name or device)
         device = row["gpu_type"]

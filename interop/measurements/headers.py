@@ -205,7 +205,7 @@ _SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"^({_DEVICE})[ _-]*(.+)$", r"\2\1"),  # "per-GPU TFLOPs"
     (r"^(throughput|performance|speed|.*tim(?:e|ing)) in (\S+)$", r"\1 (\2)"),
     (r"^(.*(?:time|memory)[\w ]*?) */ *(m?s|[gm]i?b)$", r"\1 (\2)"),
-    (r"^(.+?)(?:[(\[] *|[ ,]+)(total|aggregate|all (?:gpus|devices)) *[)\]]?$", r"total \1"),
+    (r"^(.+?)(?:[(\[] *|[ ,_]+)(total|aggregate|all (?:gpus|devices)) *[)\]]?$", r"total \1"),
 )  # fmt: skip
 """Words of headers in lower case -> the spelling that the patterns of figures expect, in this order."""
 

@@ -407,6 +407,7 @@ def _model(name: str, cell: str, header: str) -> str:
     """The name of a model, with the number of parameters from another column."""
     count = number(cell)
     if count is not None and named_parameters(cell) is None:
+        header = header.replace("_", " ")
         billions = count if re.search(r"billion|\bb\b", header.lower()) else count / 1e9
         million = re.search(r"million|\bm\b", header.lower()) is not None and count < 1e6
         if not million and not 1e-3 <= billions < 1e5:
