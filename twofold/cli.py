@@ -15,7 +15,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if visible(word) != word:
                 raise TwofoldError(f"argument {word[:80]!r} has control characters; remove them")
         _tell(given)
-        return _run(_read(given), shlex.join(["twofold", *given]))
+        with _warnings_in_one_line():
+            return _run(_read(given), shlex.join(["twofold", *given]))
     except TwofoldError as error:
         return _refused(str(error))
     except _Done:
@@ -74,6 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _drop_output()
         return _refused(f"the output cannot be written: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print warnings without the line of twofold that gives them."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -153,7 +153,7 @@ class CrossNetwork(nn.Module):
         for weight in self.cross:
             x = start * (x @ weight) + x
         chance = torch.sigmoid(self.head(torch.cat([x, self.deep(start)], -1))).squeeze(-1)
-        return F.binary_cross_entropy(chance, clicked.float())
+        return F.binary_cross_entropy(chance, (clicked > 4).float())
 
 
 class Retention(nn.Module):
@@ -342,7 +342,7 @@ CLASSICS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "top-2 experts": lambda: (SparseExperts(), _STEPS),
     "neural ODE": lambda: (NeuralODE(), _ROWS),
     "ConvLSTM": lambda: (ConvLSTM(), ((BATCH, 4, 1, 8, 8),)),
-    "deep and cross": lambda: (CrossNetwork(), (((BATCH, 3), "int64"), (BATCH, 8), (((BATCH,), "int64")))),
+    "deep and cross": lambda: (CrossNetwork(), (((BATCH, 3), "int64"), (BATCH, 8), ((BATCH,), "int64"))),
     "RetNet": lambda: (Retention(), _WORDS),
     "SIREN": lambda: (SineNetwork(), ((BATCH, 2), (BATCH, 3))),
     "DiT": lambda: (DiffusionTransformer(), (_SMALL[0], _SMALL[1], _SMALL[0], (BATCH,))),

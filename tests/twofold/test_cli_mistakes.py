@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,14 @@ def test_files_that_mention_twofold_are_not_its_own(name: str, text: str, tmp_pa
 def test_tables_of_a_study_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text("point,tp,step_s\n0,8,1.5\n")
     check_writable(tmp_path / "points.csv")
+
+
+def test_a_warning_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(*_: object) -> int:
+        print(warnings.formatwarning("not split", UserWarning, "a.py", 3), end="")
+        return 0
+
+    monkeypatch.setattr("twofold.cli._run", warn)
+    assert main(["demo"]) == 0
+    assert capsys.readouterr().out == "warning: not split\n"
+    assert warnings.formatwarning("not split", UserWarning, "a.py", 3).startswith("a.py:3: UserWarning")

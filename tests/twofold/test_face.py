@@ -177,6 +177,7 @@ def test_optimizers_are_read(cell: nn.Module) -> None:
             "parameter group 2 of the optimizer has momentum=0.1",
         ),
         (lambda cell: tf.Model(tf.AutoParallel(cell), tf.Optimizer()).train(1, [([0], [0])]), "inside launched ranks"),
+        (lambda cell: tf.Model(tf.AutoParallel(cell), tf.Optimizer()).eval(iter([])), "such as a list .*iterator"),
         (lambda cell: LossMonitor(0), "per_print_times must be .* not 0"),
         (lambda cell: tf.run(None, steps=0), "steps must be .* not 0"),
     ],

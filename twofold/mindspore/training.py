@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,6 +206,11 @@ class Model:
         from executor.device import pick_device
         from executor.step.groups import connect
 
+        if not isinstance(dataset, Sized):
+            raise TwofoldError(
+                f"a data set is an iterable of batches with a length, such as a list or a DataLoader, not "
+                f"{type(dataset).__name__}"
+            )
         if len(dataset) < 1:
             raise TwofoldError("a data set without batches: nothing to do")
         if "WORLD_SIZE" not in os.environ:
