@@ -19,6 +19,7 @@ from costmodels.price.instruction import price_transfer
 from plans.degrees import ORDER, Degrees
 from plans.degrees.groups import strides
 from plans.model.transformer import TransformerConfig
+from plans.optimizer import Optimizer
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
 from search.devices.stage_config import (
@@ -111,6 +112,7 @@ class Costs:
     _longer: dict[tuple[StageConfig, int, int, bool], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk, bool], float] = field(default_factory=dict)
     _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
+    _optimizers: dict[int, Optimizer] = field(default_factory=dict)
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -136,7 +138,7 @@ class Costs:
             degrees = Degrees(
                 dp=dp, tp=stage.tp, cp=stage.cp, ep=stage.ep, pp=problem.num_devices // (dp * stage.tp * stage.cp),
                 micro_batch=stage.micro_batch, global_batch=dp * stage.micro_batch, recompute=stage.recompute,
-                sequence_parallel=stage.sequence_parallel, optimizer=problem.at_level(level),
+                sequence_parallel=stage.sequence_parallel, optimizer=self._at_level(level),
                 order=stage.order or ORDER, fused=problem.fuses,
             )  # fmt: skip
             self._chunks[key] = Chunks(
@@ -149,7 +151,19 @@ class Costs:
 
     def gathers_per_use(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether weights are gathered for each use, as the stack runs the optimizer's level."""
-        return level >= 3 and self.chunks(stage, dp, level, contention=True).degrees.optimizer.parallel_level >= 3
+        return level >= 3 and self._as_run(stage, dp, level).parallel_level >= 3
+
+    def _as_run(self, stage: StageConfig, dp: int, level: int) -> Optimizer:
+        """The optimizer at a level as the stack runs it: twofold's programs run what the degrees state."""
+        if self.problem.stack.runs_programs:
+            return self._at_level(level)
+        return self.chunks(stage, dp, level, contention=True).degrees.optimizer
+
+    def _at_level(self, level: int) -> Optimizer:
+        """`Problem.at_level`, one object for each level."""
+        if level not in self._optimizers:
+            self._optimizers[level] = self.problem.at_level(level)
+        return self._optimizers[level]
 
     def widest_chunks(self, stage: StageConfig, *, sums: bool = False) -> Chunks:
         """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters.
@@ -165,7 +179,7 @@ class Costs:
         """Whether gradients are reduced after every micro-batch instead of summed, as the stack runs the level."""
         if level < 2:
             return False
-        return self.chunks(stage, dp, level, contention=True).degrees.optimizer.reduced_per_micro_batch
+        return self._as_run(stage, dp, level).reduced_per_micro_batch
 
     def model_seconds(self, stage: StageConfig) -> tuple[float, ...]:
         """Seconds of the complete model and one micro-batch, forward and backward (in one part or two).
