@@ -186,6 +186,13 @@ def device_of(name: str) -> Path | tuple[Device, int]:
         if len(match["number"]) > 7:
             raise TwofoldError(f"machine {name[:80]!r}: no network here joins more than 9,999,999 devices; name fewer")
         return load_device(match["device"]), int(match["number"])
+    if match and (whole := _whole_file(match["device"])):
+        most, wanted = int(whole.rpartition("-x")[2]), match["number"]
+        part = f"; `twofold plan` uses {wanted} of them with --machine {whole} --devices {wanted}"
+        raise TwofoldError(
+            f"machine {name[:80]!r} is not known: {whole} is the file of one machine with {most} devices"
+            + (part if len(wanted) < 7 and 0 < int(wanted) < most else "; name it, or the path of a file of your own")
+        )
     device = match["device"] if match else name
     names = {known.rpartition("-x")[0]: known for known in known_names()}
     close = [known for known in known_names() if known.startswith(f"{device.lower()}-")][:2]
@@ -194,6 +201,11 @@ def device_of(name: str) -> Path | tuple[Device, int]:
     close += [known for known in dict.fromkeys(others) if known not in close]
     message = unknown_name("machine", name, known_names(), close[:4])
     raise TwofoldError(f"{message} (NAME-xN for N devices, or the path of a machine file)")
+
+
+def _whole_file(family: str) -> str | None:
+    """The shipped file whose name is this and a number of devices; such a machine cannot be made of another number."""
+    return next((path.stem for path in _FOLDER.glob("*.json") if path.stem.rpartition("-x")[0] == family), None)
 
 
 def known_names() -> tuple[str, ...]:

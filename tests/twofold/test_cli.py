@@ -56,6 +56,8 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
             ["simulate", "PLAN", "--machine", "h300-x8"],
             "machine 'h300-x8' is not known; did you mean h800-x8 or h200-x8",
         ),
+        (["plan", "gpt2", "--machine", "cpu-2core-x2"], "with --machine cpu-2core-x8 --devices 2"),
+        (["plan", "gpt2", "--machine", "cpu-2core-x99"], "cpu-2core-x8 is the file of one machine with 8 devices"),
         (["demo", "--case", "multiple_max"], "case 'multiple_max' is not known"),
         (["demo", "--steps", "0"], "--steps must be at least 1, not 0"),
         (["demo", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
