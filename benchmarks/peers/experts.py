@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plans.model.transformer import TransformerConfig
-from plans.operators.experts import expert_capacity
 
 __all__ = ["Experts"]
 
@@ -27,7 +26,7 @@ class Experts(nn.Module):
         assert config.experts.weights == "chosen" and not config.experts.num_dense_layers
         count, ffn = config.experts.num_experts, config.experts.ffn
         self.top_k, self.num_experts = config.experts.top_k, count
-        self.capacity = expert_capacity(config.seq, count, self.top_k, config.experts.capacity_factor)
+        self.capacity = config.experts.capacity(config.seq)
         self.router = nn.Linear(config.hidden, count, bias=False)
         self.experts = nn.ModuleDict({
             "w1": _Weight(count, config.hidden, ffn), "w2": _Weight(count, ffn, config.hidden),

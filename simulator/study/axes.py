@@ -40,6 +40,8 @@ def _axes() -> dict[str, Axis]:
         Axis(name="precision", type=str, meaning="bfloat16, float16 or float32 weights and activations"),
         Axis(name="mixed_precision", type=bool, meaning="float32 gradients, master weights and optimizer states; yes "
         "by default"),
+        Axis(name="capacity_factor", type=str, meaning="places at an expert over an even share, or dropless; the "
+        "model's by default"),
         Axis(name="global_batch", type=int, meaning="sequences of a step"),
         Axis(name="stack", type=str, meaning="the software that runs it; twofold by default"),
         Axis(name="host", type=str, meaning="host file (`twofold calibrate --host`) with the times to issue work"),

@@ -144,15 +144,17 @@ def _figures(settings: Settings, search: Search | None) -> dict[str, Any]:
 def _config(settings: Settings) -> TransformerConfig:
     model = settings["model"]
     return _known_config(
-        model, _written(model), settings.get("seq"), settings.get("layers"), settings.get("precision")
+        model, _written(model), settings.get("seq"), settings.get("layers"), settings.get("precision"),
+        settings.get("capacity_factor"),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def _known_config(
-    model: str, written: tuple[int, int], seq: int | None, layers: int | None, precision: str | None
-) -> TransformerConfig:
-    return transformer_config(model, seq=seq, num_layers=layers, precision=precision)
+    model: str, written: tuple[int, int], seq: int | None, layers: int | None, precision: str | None,
+    capacity_factor: str | None,
+) -> TransformerConfig:  # fmt: skip
+    return transformer_config(model, seq=seq, num_layers=layers, precision=precision, capacity_factor=capacity_factor)
 
 
 def _machine(settings: Settings, stack: Stack) -> Machine:

@@ -15,8 +15,9 @@ _LAUNCH = f"steps data emulate dilate out log-dir seed execution fused profile t
 
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port timeout json",
-    "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr optimizer memory host execution fused time-limit top-k out report for simulate explain json force",
+    "plan": f"machine devices global-batch seq layers capacity-factor method {_DEGREES} stage-layers stack stages "
+    "micro-batches widths lr optimizer memory host execution fused time-limit top-k out report for simulate explain "
+    "json force",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json force",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
@@ -27,8 +28,8 @@ FLAGS = {
     "export": "config json force",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": f"devices out name device points base minutes quick report host timeout {_NODES} json force",
-    "predict": f"machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
-    "host execution fused report json force",
+    "predict": f"machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision "
+    "capacity-factor stack host execution fused report json force",
     "validate": "stack machine host report json force",
     "compare": "machine steps report json",
     "links": "machine link plan top json",

@@ -52,16 +52,17 @@ class GivenModel:
 
 
 def given_model(
-    word: str, seq: int | None = None, layers: int | None = None, precision: str | None = None
-) -> GivenModel:
+    word: str, seq: int | None = None, layers: int | None = None, precision: str | None = None,
+    capacity_factor: str | None = None,
+) -> GivenModel:  # fmt: skip
     """Load a model.
 
     Args:
         word: a name, a config.json, or package.module:function or file.py:function.
-        seq, layers, precision: tokens per sample, number of blocks, dtype; None keeps those of the transformer.
+        seq, layers, precision, capacity_factor: as of `transformer_config`; None keeps those of the transformer.
 
     Raises:
-        TwofoldError: an unknown name, a module that cannot be loaded or captured, seq, layers or precision of a module.
+        TwofoldError: an unknown name, a module that cannot be loaded or captured, any of these of a module.
     """
     from plans.model.transformer import NotModelled, transformer_config
 
@@ -69,15 +70,19 @@ def given_model(
         raise TwofoldError(f"{word}: name the function that makes the model too, such as {word}:build")
     if ":" not in word:
         try:
-            config = transformer_config(word, seq=seq, num_layers=layers, precision=precision)
+            config = transformer_config(
+                word, seq=seq, num_layers=layers, precision=precision, capacity_factor=capacity_factor
+            )
             return GivenModel(word=word, transformer=config)
         except NotModelled as error:
-            if precision is not None:
-                raise TwofoldError(f"--precision is for transformers that can be described; {error}") from None
+            for name, value in (("--precision", precision), ("--capacity-factor", capacity_factor)):
+                if value is not None:
+                    raise TwofoldError(f"{name} is for transformers that can be described; {error}") from None
             return _published(word, seq, layers, error)
-    if seq is not None or layers is not None or precision is not None:
+    if any(value is not None for value in (seq, layers, precision, capacity_factor)):
         raise TwofoldError(
-            f"--seq, --layers and --precision are for transformers by name or config.json, not for {word!r}"
+            "--seq, --layers, --precision and --capacity-factor are for transformers by name or config.json, not for "
+            f"{word!r}"
         )
     from executor.weights.models import load_shapes
 

@@ -118,6 +118,8 @@ class PlanCommand:
         seq: tokens per sample; by default the transformer's.
         layers: number of blocks; by default the transformer's.
         precision: dtype of weights and activations: bfloat16, float16 or float32; by default the transformer's.
+        capacity_factor: places at an expert over an even share of a sample's choices, or dropless: a place for every
+            token; by default the transformer's.
         method: search, operators (searches a transformer operator by operator), or one of the baselines data-parallel,
             grid and greedy.
         host: for transformers: file of `twofold calibrate --host` with the host's times to issue kernels.
@@ -139,6 +141,7 @@ class PlanCommand:
     seq: AtLeast1 | None = None
     layers: AtLeast1 | None = None
     precision: str | None = None
+    capacity_factor: str | None = None
     method: str = "search"
     host: str | None = None
     software: Annotated[str, tyro.conf.arg(name="for", metavar="NAME[@VERSION]")] = "twofold"
@@ -167,7 +170,7 @@ class PlanCommand:
         machine = Machine.load(self.target.machine)
         if self.method not in (*_METHODS, _BY_OPERATORS):
             raise TwofoldError(f"unknown --method {self.method!r}; use one of {', '.join((*_METHODS, _BY_OPERATORS))}")
-        model = given_model(self.model, self.seq, self.layers, self.precision)
+        model = given_model(self.model, self.seq, self.layers, self.precision, self.capacity_factor)
         if model.remark is not None:
             console.print(model.remark)
         operators = given(self.operators)
@@ -228,7 +231,7 @@ def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, con
         check_writable(file)
     problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
     if model.graph is None:
-        for remark in config_remarks(options.model, seq=options.seq):
+        for remark in config_remarks(options.model, seq=options.seq, capacity_factor=options.capacity_factor):
             console.print(remark)
     deadline_s = None if options.time_limit is None else time.monotonic() + options.time_limit
     count = _num_simulated(problem, options)

@@ -29,6 +29,8 @@ class Predict:
         precision: dtype of weights and activations: bfloat16, float16 or float32; by default the model's.
         mixed_precision: float32 gradients, master weights and optimizer states with half-precision weights; on by
             default.
+        capacity_factor: places at an expert over an even share of a sample's choices, or dropless: a place for every
+            token; by default the model's.
         stack: software that runs the step: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
             torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble.
             megatron and the compiled ones take a suffix for the precision of linears: -float8, -float8-current,
@@ -46,6 +48,7 @@ class Predict:
     layers: AtLeast1 | None = None
     precision: str | None = None
     mixed_precision: bool = True
+    capacity_factor: str | None = None
     stack: str = "twofold"
     host: str | None = None
     execution: str | None = None
@@ -62,7 +65,7 @@ class Predict:
         from twofold.commands.forecasts import show_forecast
 
         what, what_if = configured(self._settings())
-        for remark in config_remarks(self.model, seq=self.seq):
+        for remark in config_remarks(self.model, seq=self.seq, capacity_factor=self.capacity_factor):
             console.print(remark)
         return show_forecast(
             what.config, what.degrees, what_if.machine(what.machine), what.stack, console, self.report
@@ -90,6 +93,7 @@ _OPTIONS = (
     "layers",
     "precision",
     "mixed_precision",
+    "capacity_factor",
     "stack",
     "host",
     "execution",

@@ -34,7 +34,6 @@ from plans.model.transformer import (
     sizes_of,
 )
 from plans.model.transformer.builder import build_graph
-from plans.operators.experts import expert_capacity
 from plans.plan import Plan, Stage
 
 __all__ = ["ModelTemplate", "model_sizes", "model_template"]
@@ -146,10 +145,7 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
     if (experts := config.experts) is not None:
         sizes |= {
             "experts": experts.num_experts, "expert_ffn": experts.ffn, "ep": ep,
-            "capacity": expert_capacity(
-                config.seq, experts.num_experts, experts.top_k, experts.capacity_factor
-            ),
-            "shared": max(1, experts.num_shared),
+            "capacity": experts.capacity(config.seq), "shared": max(1, experts.num_shared),
         }  # fmt: skip
     return sizes | dict(tensor_axes(tp, config.kv_heads))
 

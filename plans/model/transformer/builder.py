@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.model.transformer.config import Experts, Latent, TransformerConfig
-from plans.operators.experts import expert_capacity
 
 __all__ = ["build_graph"]
 
@@ -254,7 +253,7 @@ class _Builder:
     def _experts(self, module: str, x: str, experts: Experts) -> str:
         """Router, tokens to the places of their experts, the experts' MLPs as batched products, and back."""
         config, tokens = self.config, (self.batch, self.seq, self.config.hidden)
-        capacity = expert_capacity(self.seq, experts.num_experts, experts.top_k, experts.capacity_factor)
+        capacity = experts.capacity(self.seq)
         attrs: dict[str, Attr] = {"top_k": experts.top_k, "capacity": capacity}
         logits = self._linear(f"{module}.router", x, experts.num_experts, False)
         rows = (experts.num_experts, self.batch * capacity)

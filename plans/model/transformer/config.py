@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from plans.errors import TwofoldError
+from plans.operators.experts import expert_capacity
 
 __all__ = ["Activation", "Experts", "Latent", "Norm", "NormPlace", "Position", "Rope", "Scales", "TransformerConfig"]
 
@@ -90,6 +91,10 @@ class Experts:
             raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts is too large")
         if self.shared_gate and not self.num_shared:
             raise TwofoldError(f"{self}: gated shared experts need num_shared of at least 1")
+
+    def capacity(self, seq: int) -> int:
+        """Places of a sample of `seq` tokens at each expert."""
+        return expert_capacity(seq, self.num_experts, self.top_k, self.capacity_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.model.transformer import Experts, TransformerConfig, named_config, sizes_of, transformer
+from plans.model.transformer import Experts, TransformerConfig, named_config, sizes_of, transformer, transformer_config
 from plans.operators import declare
 from plans.operators.experts import expert_capacity
 from plans.optimizer import Optimizer
@@ -26,6 +26,10 @@ def config_of(experts):
     return TransformerConfig(
         num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn=24, vocab=32, seq=8, dtype="float64", experts=experts
     )
+
+
+def dropless(experts):
+    return transformer_config(config_of(experts), capacity_factor="dropless").experts
 
 
 def site(shape):
@@ -92,7 +96,7 @@ def test_combining_and_all_gradients_are_those_of_autograd(weights):
     torch.testing.assert_close(found, to_x, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("experts", [CHOSEN, ALL], ids=["chosen", "all"])
+@pytest.mark.parametrize("experts", [CHOSEN, ALL, dropless(CHOSEN)], ids=["chosen", "all", "dropless"])
 def test_the_graph_trains_as_a_module_that_walks_token_by_token(experts, tmp_path):
     config = config_of(experts)
     graph = transformer(config, batch_size=4)
@@ -115,13 +119,15 @@ def test_the_graph_trains_as_a_module_that_walks_token_by_token(experts, tmp_pat
             np.testing.assert_allclose(found[name], weight.numpy(), rtol=1e-9, atol=1e-10, err_msg=name)
 
 
-def test_the_oracle_drops_tokens_so_that_the_capacity_is_tested():
-    config = config_of(CHOSEN)
+@pytest.mark.parametrize(("experts", "drops"), [(CHOSEN, True), (dropless(CHOSEN), False)])
+def test_the_oracle_drops_tokens_so_that_the_capacity_is_tested(experts, drops):
+    config = config_of(experts)
     graph = transformer(config, batch_size=4)
     module, weights = Decoder(config).to(torch.float64), random_weights(graph)
     module.load_state_dict(weights)
     module(**random_tokens(graph, config.vocab))
-    assert sum(layer.feed_forward.dropped for layer in module.layers if isinstance(layer.feed_forward, Mixture)) > 0
+    dropped = sum(layer.feed_forward.dropped for layer in module.layers if isinstance(layer.feed_forward, Mixture))
+    assert (dropped > 0) is drops
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "mixtral-8x22b", "deepseek-moe-16b"])
@@ -143,6 +149,22 @@ def test_published_sizes():
     }  # fmt: skip - as their authors say
     for name, expected in billions.items():
         assert named_config(name).num_parameters / 1e9 == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize("factor", ["dropless", 100.0])
+def test_no_expert_has_more_places_than_there_are_tokens(factor):
+    config = transformer_config("qwen3-30b-a3b", seq=321, capacity_factor=factor)
+    assert config.experts.capacity(config.seq) == 321
+
+
+@pytest.mark.parametrize(
+    ("model", "factor", "message"),
+    [("llama-3-8b", 1.0, "has no experts"), ("mixtral-8x7b", "none", "above 0, such as 1.25, or dropless"),
+     ("mixtral-8x7b", "nan", "above 0"), ("mixtral-8x7b", -1.0, "above 0")],
+)  # fmt: skip
+def test_a_capacity_factor_that_cannot_be_is_refused(model, factor, message):
+    with pytest.raises(TwofoldError, match=message):
+        transformer_config(model, capacity_factor=factor)
 
 
 def test_capacity_is_an_even_share_times_a_factor():
