@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.field.models import ImageLoss, Made, OwnLoss, load_torchvision, load_transformers
 from executor.networks import no_init_parameters
 
-__all__ = ["hf_llama_3_8b", "seed_mlp", "swin_t", "unet_resnet34"]
+__all__ = ["convnext_tiny", "hf_llama_3_8b", "seed_mlp", "swin_t", "unet_resnet34"]
 
 BATCH = 512
 
@@ -36,6 +36,13 @@ def swin_t() -> Made:
     """torchvision's Swin-T for 1,000 classes of 224 x 224 pixels."""
     with torch.device("meta"):
         net = load_torchvision().models.swin_t(num_classes=1000)
+    return ImageLoss(net), ((BATCH, 3, 224, 224), ((BATCH,), "int64"))
+
+
+def convnext_tiny() -> Made:
+    """torchvision's ConvNeXt-Tiny for 1,000 classes of 224 x 224 pixels."""
+    with torch.device("meta"):
+        net = load_torchvision().models.convnext_tiny(num_classes=1000)
     return ImageLoss(net), ((BATCH, 3, 224, 224), ((BATCH,), "int64"))
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
 
+import msgspec
+
 from plans.layout import Layout
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
@@ -47,7 +49,7 @@ class CostKeys:
         self._axis_sizes = {axis: self.mesh.size((axis,)) for axis in self.mesh.alias_name}
 
     def signature(self, operator: Operator) -> object:
-        """A key of an operator that ignores its name and strategy."""
+        """A key of an operator that ignores its name, its strategy and the optimizer's level."""
         if operator.name not in self._signatures:
             tensors = tuple(
                 (tensor.shape, tensor.dtype, tensor.kind == "parameter")
@@ -55,7 +57,8 @@ class CostKeys:
             )
             trained, attrs = self.micro.trained_inputs(operator), repr(sorted(operator.attrs.items()))
             made = operator.outputs[0] == self.micro.loss
-            settings = repr(self.optimizer) if any(is_parameter for *_, is_parameter in tensors) else ""
+            optimizer = msgspec.structs.replace(self.optimizer, parallel_level=0)
+            settings = repr(optimizer) if any(is_parameter for *_, is_parameter in tensors) else ""
             self._signatures[operator.name] = (
                 operator.kind, attrs, tensors, trained, made, self.num_micro_batches, settings,
             )  # fmt: skip
@@ -63,11 +66,22 @@ class CostKeys:
 
     def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """A key of an operator with a strategy."""
-        signature, shards = self.signature(operator), self._shards(spec, strategy)
+        signature = self.signature(operator), self._level(operator, spec, strategy)
+        shards = self._shards(spec, strategy)
         is_sorted = list(shards) == sorted(shards, key=self.mesh.alias_name.index)
         if strategy.out is not None or strategy.mesh is not None or not is_sorted:
             return signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out
         return signature, self._cuts(operator, spec, strategy), self._gathers(shards)
+
+    def _level(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> int:
+        """The optimizer's level if it shards a parameter of the operator; else 0."""
+        mesh = strategy.mesh or self.mesh
+        for index, name in enumerate(operator.inputs):
+            tensor = self.micro.tensors[name]
+            if tensor.kind == "parameter" and tensor.size_bytes >= self.optimizer.threshold_bytes:
+                if math.prod(spec.input_layout(index, mesh, strategy.dims).split_counts) < mesh.num_ranks:
+                    return self.optimizer.parallel_level
+        return 0
 
     def of_kernels(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """A key of the kernels of an operator with a strategy, and of what is gathered between them."""

@@ -6,6 +6,7 @@ the lowered program of that plan, priced instruction by instruction.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 
@@ -158,3 +159,20 @@ def test_gathered_statistics_with_equal_keys_cost_the_same(machine_name: str) ->
         for strategy in strategies(spec, mesh):
             costs.setdefault(keys.of(operator, spec, strategy), set()).add(sum(own.seconds(operator, strategy)[:2]))
     assert {len(each) for each in costs.values()} == {1} and len(costs) > 4
+
+
+@pytest.mark.parametrize("graph", GRAPHS[1:4:2], ids=lambda graph: graph.name)
+def test_levels_with_equal_keys_cost_the_same(graph: Graph) -> None:
+    """A level makes no difference to parameters that are small, or that every rank has a part of its own of."""
+    machine, mesh, operator = Machine.load("h200-x8"), Layout((4, 2), ("d0", "d1"), range(8)), graph.by_name["mine"]
+    spec, cost = graph.spec(operator), instruction_cost(machine, mesh, machine.num_devices)
+    costs: dict[object, set[float]] = {}
+    count = 0
+    for level, threshold in itertools.product(range(4), (64, 1 << 20)):
+        optimizer = Optimizer(parallel_level=level, threshold_bytes=threshold)
+        own = OperatorCosts(micro=graph, mesh=mesh, num_micro_batches=2, optimizer=optimizer, cost=cost)
+        keys = CostKeys(graph, mesh, 2, optimizer, cost.group_key)
+        for strategy in strategies(spec, mesh):
+            count += 1
+            costs.setdefault(keys.of(operator, spec, strategy), set()).add(sum(own.seconds(operator, strategy)[:2]))
+    assert {len(each) for each in costs.values()} == {1} and len(costs) < 0.8 * count
