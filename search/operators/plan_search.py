@@ -169,7 +169,6 @@ class PlanSearch:
                 f"{smallest:,} bytes: raise the limit, or use more devices, stages or micro-batches, or recompute more"
             )
         plans = sorted(fitting, key=_rank)
-        best = plans[0]
         least_s = physics_s(self.graph, self.machine, self.num_devices, self.optimizer)
         relaxed_s = least_s
         if len(priced) == len(options):
@@ -182,7 +181,7 @@ class PlanSearch:
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
             num_evaluated=len(self._tried),
-            strategies_gap=self._strategies_gap(best, asked[0]),
+            strategies_gap=self._strategies_gap(plans[0], asked[0]),
             num_combinations=sum(stage.num_combinations for stage in self._stages.values()),
             alternatives_to=AlternativesTo(self._alternatives),
             rejected=self.rejected,
@@ -207,6 +206,7 @@ class PlanSearch:
             self._shapes(costs, priced, asked, self.is_over if is_priced else lambda: self._has_used(_TO_SHAPES))
         if self._fitting() and self.deadline is not None and not self._has_floors(asked[0]):
             self.complete = False  # strategies take longer to search than to bound
+            costs.affordable(priced, lambda: self._has_used(_TO_BOUND))
         elif not (self._fitting() and self.is_over()):
             self._neighbours(asked[0])
             self._leveled(asked[0])
