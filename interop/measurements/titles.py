@@ -85,8 +85,18 @@ _RECOMPUTE = re.compile(
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
 )
+_RECOMPUTE_FLAGS = re.compile(
+    r"recompute[-_]method[ =:]+(block|uniform)\W+(?:--)?recompute[-_]num[-_]layers[ =:]+(\d+)", re.I
+)
+"""Megatron-LM's flags for blocks that are recomputed."""
+
+_RECOMPUTED = re.compile(r"\b(?:recomp\w*|checkpoint\w*|ckpt|uniform|block|every|per)\b[^;|]{0,12}$", re.I)
+"""Words in front of a number of layers that are recomputed, or of each stage."""
+
 _ASYNC_TP = re.compile(r"\basync(?:hronous)?[- ]?(?:tp|tensor)", re.I)
-_NO_SEQUENCE_PARALLEL = re.compile(r"\b(?:no|without) (?:sequence[- ]parallel\w*|sp)\b", re.I)
+_NO_SEQUENCE_PARALLEL = re.compile(
+    r"\b(?:no|without) (?:sequence[- ]parallel\w*|sp)\b|\b(?:sequence[- ]parallel\w*|sp)[ =:]+(?:off|false)\b", re.I
+)
 _NODES = re.compile(r"\b(\d+) (?:nodes?|servers?|hosts?) *(?:[x\u00d7*]|of|with) *(\d+)(?=[x\u00d7]|\b)", re.I)
 _SCHEDULE = re.compile(
     r"\b(interleaved(?: 1f1b)?(?: \(?v ?= ?\d+)?|1f1b(?:-i)?|zb-?h[12]|zb-?[12]p|zb-?v|dualpipe(?:-?v)?|gpipe)\b", re.I
@@ -184,9 +194,13 @@ def _stated_in(title: str) -> Mapping[str, str]:
     title = re.sub(r"\bw/(?!o\b) ?", "with ", title[:_LONGEST].replace("w/o", "without"))
     stated = _devices(title)
     for column, pattern in _SINGLE.items():
-        cells = [next(filter(None, found.groups())) for found in pattern.finditer(title)]
+        cells = [next(filter(None, found.groups())) for found in pattern.finditer(title) if not _is_part(column, found)]
         if len({cell.lower() for cell in cells}) == 1:
             stated[column] = cells[-1] if column in _KEEPS_CASE else cells[-1].lower()
+    if flags := _RECOMPUTE_FLAGS.search(title):
+        stated["recompute"] = f"{flags[1]} ({flags[2]})"
+    if "schedule" in stated and (chunks := re.search(r"\bv ?= ?(\d+)\b", title)):
+        stated["vpp"] = chunks[1]
     if len(links := _LINK.findall(title)) == 1:
         stated["interconnect"] = links[0].strip()
     if _ROUTING.search(title):
@@ -205,6 +219,11 @@ def _stated_in(title: str) -> Mapping[str, str]:
     if names_software(title):
         stated["source"] = title
     return stated
+
+
+def _is_part(column: str, found: re.Match[str]) -> bool:
+    """Whether a number of layers is of those that are recomputed together: "full recompute (uniform, 1 layer)"."""
+    return column == "layers" and _RECOMPUTED.search(found.string[: found.start()]) is not None
 
 
 def _catalogued(device: str) -> str:
