@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -294,7 +295,11 @@ def _of_lines(lines: list[str], knows: Callable[[str], bool]) -> Grid:
     ways.append(lambda rows: _columns([_spaced(line) for line in rows], knows))
 
     def num_known(way: Callable[[list[str]], Iterable[list[str]]]) -> int:
-        return max((sum(map(knows, row)) for row in way(lines[:_MOST_ABOVE])), default=0)
+        rows = [row for row in way(lines[:_MOST_ABOVE]) if len(row) > 1]
+        lengths = Counter(map(len, rows))
+        # a line apart is no table: one description may have bars in it
+        found = (sum(map(knows, row)) for row in rows if lengths[len(row)] + lengths[len(row) + 1] > 1)
+        return max(found, default=0)
 
     if pairs := _of_names(lines, knows):
         ways = [lambda _: pairs]

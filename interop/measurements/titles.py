@@ -80,7 +80,7 @@ _SEQ = re.compile(
 _AGAIN = r"recompute|recomputation|recomputing|recomp\b\.?|checkpointing|ckpt"
 _RECOMPUTE = re.compile(
     rf"\b((?:no|full|selective(?: op)?|without|with) (?:activation |gradient )?(?:{_AGAIN}|ac)"
-    r"|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|(?:full )?ac))(?![a-z])"
+    r"|(?:activation|gradient) checkpointing|sac|(?<=\+ )ac|(?<=, )(?:ckpt|(?:full )?ac(?! ?[=:])))(?![a-z])"
     rf"|\b(?:ac|(?:activation |gradient )?(?:{_AGAIN}))(?: ?[=:] ?| (?=o(?:n|ff)\b))"
     r"(full|selective(?: op)?|none|no|off|on)\b",
     re.I,
