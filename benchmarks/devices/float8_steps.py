@@ -82,7 +82,8 @@ def _step_kernels(case: Case, device: Device) -> dict[str, dict[str, float]]:
 def _by_class(kernels: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     found = {"matrix": 0.0, "attention": 0.0, "memory": 0.0, "update": 0.0}
     for kernel, figures in kernels.items():
-        names = (name for name, words in _CLASSES if re.search(words, kernel, re.I))
+        words_of = () if kernel.startswith("triton") else _CLASSES  # which bear the names of their neighbours
+        names = (name for name, words in words_of if re.search(words, kernel, re.I))
         found[next(names, "memory")] += figures["seconds"]
     return found
 

@@ -88,12 +88,6 @@ _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 """Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
 
 
-_CUBLAS_ROWS = r"\b2026\b|\btorch[ -]?v?2\.(?:9|1\d)"
-"""Words of runs in which cuBLAS multiplies with a scale a row; torch 2.9 came in October 2025."""
-
-_CUTLASS_ROWS = r"(?<!\d)(?:2024(?!\d)|2025-?0[1-9](?!\d))|\btorch[ -]?v?2\.[0-8]\b"
-"""Words of runs of before."""
-
 _EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
 """Stack -> the one of 2022 and before."""
 
@@ -397,10 +391,6 @@ def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
         wanted = ("float8-block",)
     is_torch = name.startswith("torch")
     base = _NARROW.get(name, name)
-    words = cells.words("source", "provenance")
-    if is_torch and wanted[0] == "float8-rowwise" and not re.search(_CUBLAS_ROWS, words):
-        both = (*wanted, "float8-rowwise-cutlass")
-        wanted = both[::-1] if re.search(_CUTLASS_ROWS, words) else both
     nearest = {"float8-current": "float8"} if is_torch else {"float8-rowwise": "float8-block"}
     return tuple(dict.fromkeys(f"{base}-{nearest.get(products, products)}" for products in wanted))
 

@@ -31,8 +31,7 @@ class Recipe:
             of blocks only.
         includes_experts: whether the grouped products of experts are narrow too.
         spread: standard deviation of the logarithm of the products' times, beyond that of the products that were
-            measured; assumed but of torchao's, whose compiled steps of own models took 8 % (a scale a tensor, one) and
-            18 to 25 % (a scale a row, five) longer than predicted.
+            measured; assumed but of torchao's, whose compiled steps of own models are up to 8 % off.
     """
 
     words: str
@@ -116,11 +115,17 @@ _TENSOR = Recipe(
     turned_passes=1.0, gathers_float8=True, spread=0.08,
 )  # fmt: skip
 _ROW = Recipe(
-    words="float8 linears with a scale a row (torchao, rowwise): a pass for each operand of each product",
+    words="float8 linears with a scale a row (torchao, rowwise): a pass for each operand of each product, many for "
+    "those that are written along their other dim",
     forward="float8_rowwise", backward="float8_rowwise", input_passes=1.9, weight_passes=1.9, gradient_passes=1.9,
-    turned_passes=2.7,  # medians of `python -m benchmarks.devices.float8_kernels` on an H100
-    spread=0.25,
+    turned_passes=14.4, spread=0.08,
 )  # fmt: skip
+"""Rows: medians of `python -m benchmarks.devices.float8_kernels` on an H100, which has 2.7 passes for columns alone. In
+steps Inductor makes columns' scales and transposed copies beside what precedes them, and writes single bytes far apart:
+in 7x3200 on an H200 (benchmarks/results/float8_steps_h200.json) weights took 14.0 and 15.6 passes, and all operands
+14.4 beyond the rows' 1.9 and the kernels of the same step in bfloat16."""
+_COLUMNS = 2.7
+"""Passes of an operand along its other dim by kernels made for it: those of the isolated kernels (assumed)."""
 _DELAYED = Recipe(
     words="float8 linears of Transformer Engine: one pass casts and transposes, with the scales of earlier steps",
     forward="float8", backward="float8_precise", input_passes=2.0, weight_passes=2.0, gradient_passes=2.0,
@@ -138,14 +143,13 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     "torchao": {
         "float8": _TENSOR,
         "float8-rowwise": _ROW,
-        "float8-rowwise-cutlass": replace(
-            _ROW, words="float8 linears with a scale a row (torchao, rowwise) in CUTLASS's kernels at half the rate of "
-            "cuBLAS's, the least that was reported of them", times=2.0,
-        ),
         "float8-block": replace(
-            _ROW, words="float8 linears with a scale a block of 128: a pass for each operand", **_BLOCKS
+            _ROW, words="float8 linears with a scale a block of 128: a pass for each operand", turned_passes=_COLUMNS,
+            **_BLOCKS,
         ),
-        "mxfp8": replace(_ROW, words="MXFP8 linears, a scale for 32 numbers: a pass for each operand", **_MX),
+        "mxfp8": replace(
+            _ROW, words="MXFP8 linears, a scale for 32 numbers: a pass for each operand", turned_passes=_COLUMNS, **_MX
+        ),
         "nvfp4": replace(
             _ROW, words="NVFP4 linears: a pass finds the largest value, another casts", input_passes=2.3,
             weight_passes=2.3, gradient_passes=2.3, turned_passes=1.3, **_FP4,
@@ -182,7 +186,5 @@ over 16-bit bytes: a pass that finds the largest value reads 1, one that casts r
 scale), a transposed copy of float8 numbers moves 1. Products with a scale a tensor or a row and TF32 were measured on
 an H200; those with a scale a block go at the rate of float8 with precise sums, since both add in the vector units
 (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2), MXFP8 and NVFP4 at the share of the peak that float8 reaches:
-assumed. Which library multiplies with a scale a row differs by release, and a run seldom says which it was: CUTLASS,
-before torch 2.9, is 6.5 % off cuBLAS on an H100 (root mean square of 14 shapes), reaches 90 to 100 % of the rate with a
-scale a tensor for most shapes and down to half for some (github.com/pytorch/pytorch/issues/147971), which is
-"float8-rowwise-cutlass"."""
+assumed. Before torch 2.9 CUTLASS multiplied with a scale a row, 6.5 % off cuBLAS on an H100 (root mean square of 14
+shapes): priced alike."""

@@ -7,14 +7,12 @@ import pytest
 from costmodels import Machine
 from interop.measurements.cells import Skip
 from interop.measurements.rows import case_of
-from interop.measurements.validation import validate
 from plans.degrees import Degrees
 from plans.model.transformer import named_config
 from simulator.forecast import forecast
 from simulator.stacks import stack_named
 from simulator.stacks.products import RECIPES
 from simulator.stacks.steps import Kernel, Message
-from tests.interop.measurements.measured_table import write_table
 from tests.interop.measurements.test_tables import ROW
 
 X, WIDE, NARROW = (2, 64, 128), (256, 128), (128, 256)
@@ -149,19 +147,3 @@ def test_narrower_products_are_faster():
         for name in ("megatron", "megatron-mxfp8", "megatron-nvfp4")
     ]
     assert found[0].step_s > found[1].step_s > found[2].step_s > found[0].step_s / 4
-
-
-@pytest.mark.parametrize(
-    ("source", "is_slow"),
-    [("torchtitan_2025-06", (True, False)), ("torchtitan", (False, True)), ("torch 2.10", (False,))],
-)
-def test_products_by_row_before_torch_2_9_may_run_at_half_the_rate(tmp_path, source, is_slow):
-    """A step at half the rate takes the time of its products once more, so long as nothing else is as long."""
-    row = ROW | {"source": source, "precision": "float8 rowwise", "metric": "iteration_time_s", "value": "1"}
-    (found,) = validate(write_table(tmp_path / "a.csv", [row])).rows
-    others = [each for each in found["readings"] if "stack" in each["cells"]]
-    stacks = [found["stack"], *(each["cells"]["stack"] for each in others)]
-    assert tuple(stack.endswith("-cutlass") for stack in stacks) == is_slow
-    for each in others:
-        slow, fast = sorted((found["predicted"], each["predicted"]), reverse=True)
-        assert 1.1 * fast < slow < 2 * fast and found["low"] < fast < slow < found["high"]
