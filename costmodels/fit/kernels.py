@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from costmodels.fit.forms import Floats, log_ratio, solve
 from costmodels.fit.points import Point
-from costmodels.fit.torch_kernels import TORCH_KERNELS, fit_torch_kernels, torch_kernel_s
+from costmodels.fit.torch_kernels import TORCH_KERNELS, fit_torch_kernels, is_torch_kernel, torch_kernel_s
 from costmodels.price.compute import Attention, Compute, attention_s, matrix_rate, matrix_s, memory_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -101,7 +101,7 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
 
 def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
     """The rates of `_byte_costs`, and the figures of kernels that have forms of their own."""
-    plain = [point for point in points if point.call not in TORCH_KERNELS]
+    plain = [point for point in points if not is_torch_kernel(point)]
     return fit_torch_kernels(points, _byte_costs(plain, compute, each))
 
 

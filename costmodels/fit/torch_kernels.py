@@ -19,7 +19,7 @@ from costmodels.price.tensor_lists import TENSOR_LISTS, TensorList
 from costmodels.price.torch_kernels import table_grad_s, update_s
 from plans.model.graph import itemsize
 
-__all__ = ["TORCH_KERNELS", "fit_torch_kernels", "torch_kernel_s"]
+__all__ = ["TORCH_KERNELS", "fit_torch_kernels", "is_torch_kernel", "torch_kernel_s"]
 
 TORCH_KERNELS: Mapping[str, str] = {
     "adamw_fused": "adamw.fused", "adamw_foreach": "adamw.foreach", "embedding_backward": "embedding.grad0",
@@ -44,13 +44,20 @@ TYPICAL_WEIGHT = 0.02
 """Figures that the points do not determine stay near typical values."""
 
 
+def is_torch_kernel(point: Point) -> bool:
+    """Whether a point is of one of these kernels and says of what sizes."""
+    return point.call in TORCH_KERNELS and bool(point.shape)
+
+
 def torch_kernel_s(point: Point, compute: Compute) -> float | None:
     """Seconds of a point by the form of its kernel; None: it is another kernel, or `compute` has no form."""
+    if not is_torch_kernel(point):
+        return None
     if point.call == "embedding_backward":
         tokens, rows, features = point.shape
         return table_grad_s(compute, tokens, (rows, features), itemsize(point.dtype), point.dtype)
-    tensors, call = int(point.options.get("tensors", 1)), TORCH_KERNELS.get(point.call, "")
-    return update_s(compute, call, point.size_bytes, point.shape[0], tensors) if call else None
+    tensors = int(point.options.get("tensors", 1))
+    return update_s(compute, TORCH_KERNELS[point.call], point.size_bytes, point.shape[0], tensors)
 
 
 def fit_torch_kernels(points: Sequence[Point], compute: Compute) -> Compute:
@@ -61,7 +68,7 @@ def fit_torch_kernels(points: Sequence[Point], compute: Compute) -> Compute:
         compute: rates, with the memory's efficiency and the cost of zeros.
     """
     for name, call in TORCH_KERNELS.items():
-        own = [point for point in points if point.call == name]
+        own = [point for point in points if point.call == name and is_torch_kernel(point)]
         if len({point.key for point in own}) >= LEAST_POINTS:
             fit = _fit_list if call in TENSOR_LISTS else _fit_table
             compute = fit(own, call, compute)
