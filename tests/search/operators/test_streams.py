@@ -116,7 +116,9 @@ def test_the_bound_of_any_strategies_is_below_their_simulated_step(name: str, ki
                     num_micro_batches=num_micro_batches, fused=True,
                     optimizer=msgspec.structs.replace(optimizer, parallel_level=level),
                 )  # fmt: skip
-                assert least_s <= problem.total(values) <= simulate(lower(plan), MACHINE, fold_ranks=True).step_s
+                total_s = problem.total(values)
+                assert least_s <= total_s * (1 + 1e-12)  # the same terms may be summed in another order
+                assert total_s <= simulate(lower(plan), MACHINE, fold_ranks=True).step_s
 
 
 def test_bounds_of_kernels_grow_with_the_time_that_there_is() -> None:
