@@ -84,7 +84,6 @@ class Grid:
         self._machine = machine
         self._stack = (stack or Stack()).on(machine)
         self._optimizers: list[Optimizer] = []
-        self._optimizer_numbers: dict[int, int] = {}
         self._known: dict[tuple[object, ...], dict[tuple[object, ...], Any]] = {}
         self._pieces: dict[tuple[object, ...], LayoutCosts] = {}
         self._spreads: dict[tuple[object, ...], tuple[tuple[Chunk, ...], RankKinds]] = {}
@@ -184,14 +183,10 @@ class Grid:
         )  # fmt: skip
 
     def _number(self, optimizer: Optimizer) -> int:
-        """Equal optimizers have one number; `Degrees` made in one place mostly share the object."""
-        number = self._optimizer_numbers.get(id(optimizer))
-        if number is None:
-            if optimizer not in self._optimizers:
-                self._optimizers.append(optimizer)
-            number = self._optimizers.index(optimizer)
-            self._optimizer_numbers[id(optimizer)] = number
-        return number
+        """Equal optimizers, which are few and cannot be hashed, have one number."""
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        return self._optimizers.index(optimizer)
 
     def _column(self, layout: LayoutCosts, chunk: Chunk) -> ActionColumns:
         key = (layout, chunk)

@@ -15,6 +15,7 @@ from plans.schedules import make_schedule, schedule_names
 from simulator.estimate import estimate, estimate_grid
 from simulator.estimate.action import ClockMap
 from simulator.estimate.batch import action_columns, peak_bytes, pipeline_ends_ps
+from simulator.estimate.grid import Grid
 from simulator.estimate.memory import peak_activations
 from simulator.estimate.pipeline import Runtime, pipeline_end_ps
 from simulator.stacks import stack_named
@@ -65,6 +66,27 @@ def random_clock_map(draw: random.Random) -> ClockMap:
         prefetch_ps=draw.choice((0, 0, draw.randint(0, work))),
         channel_busy_ps=draw.choice((0, draw.randint(0, work + trailing))),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", ["twofold", "megatron"])
+def test_a_grid_that_is_kept_tells_optimizers_apart_that_come_and_go(stack):
+    """Each is freed before the next one is made, so that they may have one address."""
+    config, machine, own = (
+        transformer_config("gpt2", num_layers=2),
+        Machine.load("a100-40gb-x8"),
+        stack_named(stack),
+    )
+    grid = Grid(config, machine, own)
+    for level in (0, 1, 2, 3, 1, 0):
+        degrees = {
+            "dp": 8,
+            "global_batch": 8,
+            "layers": (2,),
+            "optimizer": Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=level),
+        }
+        (found,) = grid.forecasts([Degrees(**degrees)])
+        assert found.step_s == estimate(config, Degrees(**degrees), machine, stack=own).step_s
+        del degrees, found
 
 
 @pytest.mark.parametrize("name", schedule_names())
