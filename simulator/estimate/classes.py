@@ -39,7 +39,7 @@ def device_classes(costs: PricedPieces, chunks: Sequence[Chunk]) -> dict[str, fl
 
 
 def _of_piece(costs: PricedPieces, piece: str) -> Mapping[str, float]:
-    key = ("classes", piece)
+    key = ("classes", piece, costs.split_backward)
     if plain(piece) != piece:
         assert costs.kept is not None
         return _of_piece(costs.kept, plain(piece))

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,18 @@ def test_a_grid_that_is_kept_tells_optimizers_apart_that_come_and_go(stack):
         (found,) = grid.forecasts([Degrees(**degrees)])
         assert found.step_s == estimate(config, Degrees(**degrees), machine, stack=own).step_s
         del degrees, found
+
+
+def test_an_estimate_does_not_depend_on_the_one_before():
+    """Kernels of a whole backward and of one in two parts have different shares of their classes."""
+    machine, optimizer = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
+    whole, split = (
+        Degrees(pp=4, global_batch=8, optimizer=optimizer, schedule=name) for name in ("1f1b", "zb_h1")
+    )  # fmt: skip
+    first, second = (replace(transformer_config("gpt2", num_layers=4), name=name) for name in ("first", "second"))
+    alone = estimate(first, whole, machine).step_s
+    estimate(second, split, machine)
+    assert estimate(second, whole, machine).step_s == alone
 
 
 @pytest.mark.parametrize("name", schedule_names())
