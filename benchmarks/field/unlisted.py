@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 import warnings
 from typing import Any
@@ -40,6 +41,9 @@ __all__ = ["UNLISTED"]
 RESULTS = FOLDER / "results" / "unlisted.json"
 TIME_LIMIT_S = 10.0
 
+_FOLDERS = re.compile(r'(?<=File ")[^"]*?(?=(benchmarks|transformers|torchvision|timm|torch)/)')
+"""The folders of this machine in a message that names a line."""
+
 UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | CLASSICS | CONTRASTIVE | DERIVED | INVENTED | FAMILIES | PICTURES
 """Name -> what makes the module and its inputs."""
 
@@ -61,7 +65,9 @@ def captured(name: str, found: dict[str, Any]) -> tuple[Graph | None, torch.nn.M
         found["without_an_entry"] = sorted(
             {str(operator.attrs["target"]) for operator in graph.operators if operator.kind == "opaque"}
         )
-        found["replicated"] = [str(each.message)[:120] for each in caught if "cannot be split" in str(each.message)]
+        found["replicated"] = [
+            _FOLDERS.sub("", str(each.message))[:120] for each in caught if "cannot be split" in str(each.message)
+        ]
     return graph, module, examples
 
 
