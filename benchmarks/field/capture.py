@@ -51,15 +51,15 @@ def outcome(work: Callable[[], T]) -> tuple[T | None, dict[str, Any]]:
     try:
         made = work()
     except TwofoldError as error:
-        return None, {"seconds": round(time.process_time() - begun, 2), "refused": _plain(str(error))}
+        return None, {"seconds": round(time.process_time() - begun, 2), "refused": plain(str(error))}
     except Exception as error:  # a fault of twofold or of the library: told with its place
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
-        return None, {"seconds": round(time.process_time() - begun, 2), "failed": _plain(said)[:300]}
+        return None, {"seconds": round(time.process_time() - begun, 2), "failed": plain(said)[:300]}
     return made, {"seconds": round(time.process_time() - begun, 2)}
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """In one line, with names of files in place of paths."""
     return re.sub(r"(?:/[\w.-]+)+/([\w.-]+\.py)", r"\1", " ".join(text.split()))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 import warnings
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 
 from benchmarks import FOLDER
 from benchmarks.field.blocks import BLOCKS
-from benchmarks.field.capture import outcome
+from benchmarks.field.capture import outcome, plain
 from benchmarks.field.capture import planned as planned_on
 from benchmarks.field.classics import CLASSICS, CONTRASTIVE
 from benchmarks.field.derived import DERIVED
@@ -40,9 +39,6 @@ __all__ = ["UNLISTED"]
 
 RESULTS = FOLDER / "results" / "unlisted.json"
 TIME_LIMIT_S = 10.0
-
-_FOLDERS = re.compile(r'(?<=File ")[^"]*?(?=(benchmarks|transformers|torchvision|timm|torch)/)')
-"""The folders of this machine in a message that names a line."""
 
 UNLISTED = BLOCKS | OBJECTIVES | HANDWRITTEN | CLASSICS | CONTRASTIVE | DERIVED | INVENTED | FAMILIES | PICTURES
 """Name -> what makes the module and its inputs."""
@@ -66,7 +62,7 @@ def captured(name: str, found: dict[str, Any]) -> tuple[Graph | None, torch.nn.M
             {str(operator.attrs["target"]) for operator in graph.operators if operator.kind == "opaque"}
         )
         found["replicated"] = [
-            _FOLDERS.sub("", str(each.message))[:120] for each in caught if "cannot be split" in str(each.message)
+            plain(str(each.message))[:120] for each in caught if "cannot be split" in str(each.message)
         ]
     return graph, module, examples
 
